@@ -1,0 +1,20 @@
+"""4-bit inference for NVIDIA GPUs and CPUs.
+
+Importing this package imports neither torch, CuTe nor CUDA: names are resolved on first use,
+so that `import halfbyte` stays light and the CPU half works on a plain machine.
+"""
+
+from importlib import import_module
+from typing import Any
+
+from halfbyte.version import __version__
+
+_LAZY_SUBMODULES = ("cpu", "errors", "formats", "nn", "ops", "reference", "svdquant")
+
+__all__ = ["__version__", *_LAZY_SUBMODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY_SUBMODULES:
+        return import_module(f"halfbyte.{name}")
+    raise AttributeError(f"module 'halfbyte' has no attribute {name!r}")

@@ -1,0 +1,21 @@
+"""Errors a user of halfbyte can meet. Each message names what came, what was wanted and the fix."""
+
+
+class HalfbyteError(Exception):
+    """The root of every error that halfbyte raises on purpose."""
+
+
+class FormatError(HalfbyteError, ValueError):
+    """A tensor, shape, dtype or setting that a number format does not allow."""
+
+
+class CheckpointError(HalfbyteError, ValueError):
+    """A file that is corrupt, truncated, hostile, ambiguous or of another format."""
+
+
+class UnsupportedHardwareError(HalfbyteError, RuntimeError):
+    """An operation for which no kernel ships for the device at hand."""
+
+
+class MissingDependencyError(HalfbyteError, ImportError):
+    """An optional package is absent; the message names what to install."""
