@@ -1,0 +1,123 @@
+"""The `halfbyte` program: the verbs and the one policy for errors and exit codes.
+
+Layer: cli, the last folder. A verb module registers itself with `register(app)` and imports torch
+only inside the verb's function, so that `halfbyte --help` answers at once.
+"""
+
+import importlib
+import os
+import sys
+from types import ModuleType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from halfbyte.errors import HalfbyteError
+from halfbyte.version import __version__
+
+EXIT_CLEAN = 0
+EXIT_FINDINGS = 1
+EXIT_MISUSE = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, what shells report for Ctrl-C
+
+_VERBS = ("demo", "quantize", "inspect", "doctor")
+
+_EPILOG = (
+    "Exit codes: 0 all well; 1 findings, or an error in the input or the machine; "
+    "2 the command line was misused. "
+    "HALFBYTE_TRACEBACK=1 shows the Python traceback of an error."
+)
+
+app = typer.Typer(
+    name="halfbyte",
+    help=(
+        "4-bit inference in Python: quantize real checkpoints with SVDQuant and run them.\n\n"
+        "Examples: `halfbyte doctor`, `halfbyte demo`, "
+        "`halfbyte quantize model.safetensors out.safetensors`."
+    ),
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"halfbyte {__version__}")
+        raise typer.Exit(EXIT_CLEAN)
+
+
+@app.callback()
+def halfbyte(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """4-bit inference in Python: quantize real checkpoints with SVDQuant and run them."""
+
+
+def _find_verb_module(verb: str) -> ModuleType | None:
+    name = f"halfbyte.cli.{verb}"
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name == name:
+            return None
+        raise
+
+
+for _verb in _VERBS:
+    _module = _find_verb_module(_verb)
+    if _module is not None:
+        _module.register(app)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Return the exit code of `halfbyte ARGUMENTS` (None: the process's own arguments).
+
+    Prints one readable message on stderr for every error and never a traceback, unless the
+    environment variable HALFBYTE_TRACEBACK is 1: then the exception is raised.
+    """
+    try:
+        app(args=arguments, prog_name="halfbyte")
+    except SystemExit as stop:
+        return _get_exit_code(stop)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        if os.environ.get("HALFBYTE_TRACEBACK") == "1":
+            raise
+        _print_error(error)
+        return EXIT_FINDINGS
+    return EXIT_CLEAN
+
+
+def _get_exit_code(stop: SystemExit) -> int:
+    if stop.code is None:
+        return EXIT_CLEAN
+    return stop.code if isinstance(stop.code, int) else EXIT_FINDINGS
+
+
+def _print_error(error: Exception) -> None:
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    if isinstance(error, HalfbyteError | OSError):
+        console.print(f"[bold red]error:[/] {escape(str(error))}")
+        return
+    kind = type(error).__name__
+    console.print(f"[bold red]internal error:[/] {kind}: {escape(str(error))}")
+    console.print("This is a defect in halfbyte; HALFBYTE_TRACEBACK=1 shows where.")
+
+
+def run() -> None:
+    """Run the program on the process's arguments and exit; the console script's entry."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    run()
