@@ -19,3 +19,7 @@ class UnsupportedHardwareError(HalfbyteError, RuntimeError):
 
 class MissingDependencyError(HalfbyteError, ImportError):
     """An optional package is absent; the message names what to install."""
+
+
+class UsageError(HalfbyteError, ValueError):
+    """Arguments that contradict each other or the disk; the command line exits 2 on it."""
