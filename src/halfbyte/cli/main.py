@@ -39,6 +39,7 @@ app = typer.Typer(
     ),
     epilog=_EPILOG,
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
