@@ -1,0 +1,300 @@
+"""W4A4Linear: an nn.Linear whose weight is 4-bit and whose input is quantized on the fly.
+
+Everything is a buffer, under the names of `ops.PART_NAMES`; absent parts are None. Two invariants:
+
+* What encodes the weight (`weight_data`, `weight_scales`, the global scales, `channel_scale`) never
+  changes its dtype: `.half()`, `.bfloat16()` and `.to(dtype)` convert `smooth`, `lora_down`,
+  `lora_up` and `bias` alone. One-byte block scales are kept as uint8.
+* The meaning of the bytes travels with them: the state holds `_extra_state`, a uint8 tensor of the
+  text `halfbyte.W4A4Linear/1 <weight format>/<activation>/<columns>`. Loading bytes of another
+  format is a FormatError that names both.
+
+There is no backward pass: the module is for inference.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import torch
+from torch import nn
+
+from halfbyte.errors import CheckpointError, FormatError
+from halfbyte.formats.quantized_linear import QuantizedLinear
+from halfbyte.ops.checks import FLOAT_DTYPES, check_float_dtype
+from halfbyte.ops.linear_parts import (
+    PART_NAMES,
+    LinearSpec,
+    decode_spec,
+    is_present,
+    list_parts,
+    make_linear,
+    make_spec,
+)
+from halfbyte.ops.w4a4_linear import w4a4_linear
+
+if TYPE_CHECKING:
+    from halfbyte.svdquant.presets import SVDQuantPreset
+    from halfbyte.svdquant.statistics import InputStatistics
+
+_EXTRA_STATE: Final = "_extra_state"  # torch's key for get_extra_state()
+_STATE_KIND: Final = "halfbyte.W4A4Linear/1"
+# Parts that a dtype cast converts; all others are exact.
+_CASTABLE: Final = ("smooth", "lora_down", "lora_up", "bias")
+_EXACT: Final = tuple(name for name in PART_NAMES if name not in _CASTABLE)
+
+
+class W4A4Linear(nn.Module):
+    """y = x @ W^T + bias with a 4-bit W, for x [..., in_features] in fp16, bf16 or fp32.
+
+    The result has x's dtype and leading dimensions and is the same on every call. Formulas:
+    `halfbyte.reference.w4a4_linear`. Build one with `from_linear`, `from_record` or
+    `from_state_dict`.
+
+    Attributes:
+        in_features: K. out_features: N. rank: R of the low-rank branch, 0 without one.
+        spec: what the bytes mean (weight format, activation format, K).
+    """
+
+    weight_data: torch.Tensor
+    weight_scales: torch.Tensor
+    smooth: torch.Tensor | None
+    bias: torch.Tensor | None
+    _absent: torch.Tensor
+
+    def __init__(self, record: QuantizedLinear) -> None:
+        """Make a module that owns copies of the record's tensors, dtypes unchanged."""
+        super().__init__()
+        self.spec: LinearSpec = make_spec(record)
+        self.in_features = record.in_features
+        self.out_features = record.out_features
+        _check_smooth(record.smooth)
+        normal = make_linear(list_parts(record), self.spec)  # empty parts become absent ones
+        self.rank = normal.rank
+        parts = list_parts(normal)
+        for index, (name, part) in enumerate(zip(PART_NAMES, parts, strict=True)):
+            # A copy: loading a state writes in place, and q, k, v records share tensors.
+            is_kept = index < 2 or is_present(part)
+            owned = part.detach().contiguous().clone() if is_kept else None
+            self.register_buffer(name, owned)
+        # What stands for a part that is None; a buffer, so that it moves with the module.
+        absent = torch.empty(0, device=record.weight.data.device)
+        self.register_buffer("_absent", absent, persistent=False)
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: nn.Linear,
+        preset: "str | SVDQuantPreset" = "nvfp4_svdquant_r32",
+        *,
+        statistics: "InputStatistics | None" = None,
+    ) -> Self:
+        """Return the 4-bit module of a float linear, on its device and in its dtype.
+
+        Args:
+            linear: weight [N, K] and bias [N] or None, fp16, bf16, fp32 or fp64.
+            preset: a name in `svdquant.presets.PRESETS`, or a record.
+            statistics: what the inputs of this linear look like; None quantizes without data.
+
+        Raises FormatError for another module type, NaN or Inf in the weight, or an unknown preset.
+        """
+        if not isinstance(linear, nn.Linear):
+            raise FormatError(f"linear: {type(linear).__name__}, wanted torch.nn.Linear")
+        record = _quantize_linear(linear, preset, statistics)
+        dtype = linear.weight.dtype if linear.weight.dtype in FLOAT_DTYPES else torch.float32
+        module = cls.from_record(record, dtype=dtype).to(linear.weight.device)
+        return module.train(linear.training)
+
+    @classmethod
+    def from_record(cls, record: QuantizedLinear, dtype: torch.dtype | None = None) -> Self:
+        """Return a module of `record`, its 16/32-bit parts converted to `dtype` (None: kept).
+
+        Raises FormatError for a dtype other than fp16, bf16, fp32, and for a part that does not
+        fit it (a float32 bias of 1e6 in float16).
+        """
+        module = cls(record)
+        if dtype is not None:
+            check_float_dtype("dtype", dtype)
+            for name in _CASTABLE:
+                part = getattr(module, name)
+                if part is not None:
+                    setattr(module, name, _convert(name, part, dtype))
+            _check_smooth(module.smooth)
+        return module
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any], prefix: str = "") -> Self:
+        """Return the module whose state is under `prefix`, whatever its format and parts are.
+
+        Raises CheckpointError naming keys that are missing or unknown, FormatError for tensors
+        that do not fit the format.
+        """
+        keys = [key for key in state if key.startswith(prefix)]
+        known = {prefix + name for name in (*PART_NAMES, _EXTRA_STATE)}
+        unknown = sorted(set(keys) - known)
+        required = (_EXTRA_STATE, "weight_data", "weight_scales")
+        missing = [prefix + name for name in required if prefix + name not in state]
+        if unknown or missing:
+            raise CheckpointError(
+                f"state of W4A4Linear at {prefix!r}: missing keys {missing}, unknown keys {unknown}"
+            )
+        spec = _read_extra_state(state[prefix + _EXTRA_STATE], prefix)
+        parts = [state.get(prefix + name, torch.empty(0)) for name in PART_NAMES]
+        return cls(make_linear(parts, spec))
+
+    def to_record(self) -> QuantizedLinear:
+        """Return the canonical record; its tensors are this module's buffers, not copies."""
+        return make_linear(self._parts(), self.spec)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return y [..., N] of x [..., K] in x's dtype.
+
+        Raises FormatError for a wrong last dimension or dtype, or NaN and Inf in a quantized x.
+        """
+        if x.ndim == 0 or x.shape[-1] != self.in_features:
+            raise FormatError(
+                f"x: shape {tuple(x.shape)}, wanted [..., {self.in_features}] (in_features)"
+            )
+        rows = x.unsqueeze(0) if x.ndim == 1 else x.flatten(0, -2)
+        y: torch.Tensor = w4a4_linear(rows, self._parts(), self.spec.encode())
+        return y.reshape(*x.shape[:-1], self.out_features)
+
+    def get_extra_state(self) -> torch.Tensor:
+        """Return the format text as uint8, so that a state holds nothing but tensors."""
+        text = f"{_STATE_KIND} {self.spec.encode()}"
+        return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Any) -> None:
+        """Check that the state is of this module's format; FormatError names both."""
+        self._check_spec(state, prefix="")
+
+    def extra_repr(self) -> str:
+        """Return sizes, formats, rank, dtype and bytes for print(module)."""
+        dtypes = [part.dtype for name in _CASTABLE if (part := getattr(self, name)) is not None]
+        fields = (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, weight={self.spec.weight_format}, "
+            f"activation={self.spec.activation}, rank={self.rank}"
+        )
+        dtype = f", dtype={dtypes[0]}" if dtypes else ""
+        return f"{fields}{dtype}, bytes={self.to_record().num_bytes}"
+
+    def _parts(self) -> list[torch.Tensor]:
+        parts = (getattr(self, name) for name in PART_NAMES)
+        return [self._absent if part is None else part for part in parts]
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        """Move or cast buffers, the exact ones as bytes so that no cast can reach them."""
+        exact = {id(part) for name in _EXACT if (part := getattr(self, name)) is not None}
+
+        def apply(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) in exact:
+                return _apply_to_bytes(fn, tensor)
+            result: torch.Tensor = fn(tensor)
+            if result.dtype not in FLOAT_DTYPES:
+                raise FormatError(
+                    f"W4A4Linear cannot be cast to {result.dtype}; "
+                    "wanted float16, bfloat16 or float32"
+                )
+            return result
+
+        super()._apply(apply, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        *arguments: Any,
+    ) -> None:
+        """Load as torch does, after checking format and dtypes (torch would convert silently)."""
+        error_msgs: list[str] = arguments[-1]
+        extra_state = state_dict.get(prefix + _EXTRA_STATE)
+        if extra_state is not None:
+            self._check_spec(extra_state, prefix)
+        elif prefix + "weight_data" in state_dict:
+            raise FormatError(
+                f"state has {prefix}weight_data without {prefix}{_EXTRA_STATE}, which names the "
+                f"format; this module is {self.spec.encode()}"
+            )
+        problems = self._list_dtype_problems(state_dict, prefix)
+        if problems:
+            error_msgs.extend(problems)
+            return
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+    def _list_dtype_problems(self, state_dict: Mapping[str, Any], prefix: str) -> list[str]:
+        problems = []
+        for name in PART_NAMES:
+            part, loaded = getattr(self, name), state_dict.get(prefix + name)
+            if part is None or not isinstance(loaded, torch.Tensor):
+                continue  # torch reports keys without a place, and places without a key
+            wanted = FLOAT_DTYPES if name in _CASTABLE else (part.dtype,)
+            if loaded.dtype not in wanted:
+                names = " or ".join(str(dtype) for dtype in wanted)
+                problems.append(f"{prefix}{name}: dtype {loaded.dtype}, wanted {names}")
+        return problems
+
+    def _check_spec(self, state: Any, prefix: str) -> None:
+        spec = _read_extra_state(state, prefix)
+        if spec != self.spec:
+            raise FormatError(
+                f"state at {prefix!r} is {spec.encode()}, this W4A4Linear is {self.spec.encode()}; "
+                "build the module from that state with W4A4Linear.from_state_dict"
+            )
+
+
+def _apply_to_bytes(fn: Callable[..., Any], tensor: torch.Tensor) -> torch.Tensor:
+    moved: torch.Tensor = fn(tensor.reshape(-1).view(torch.uint8))
+    if moved.dtype != torch.uint8:  # module.type(dtype) casts integers too
+        raise FormatError(
+            f"W4A4Linear cannot be cast to {moved.dtype}: its bytes encode numbers; "
+            "use .half(), .bfloat16(), .float() or .to(dtype)"
+        )
+    return moved.view(tensor.dtype).reshape(tensor.shape)
+
+
+def _read_extra_state(state: Any, prefix: str) -> LinearSpec:
+    key = prefix + _EXTRA_STATE
+    if not isinstance(state, torch.Tensor) or state.dtype != torch.uint8 or state.ndim != 1:
+        raise CheckpointError(f"{key}: wanted a 1-D uint8 tensor of text, got {type(state)}")
+    text = bytes(state.tolist()).decode("utf-8", errors="replace")
+    kind, _, spec = text.partition(" ")
+    if kind != _STATE_KIND:
+        raise CheckpointError(f"{key}: says {text!r}, wanted '{_STATE_KIND} <spec>'")
+    return decode_spec(spec)
+
+
+def _convert(name: str, part: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    converted = part.to(dtype)
+    if part.device.type != "meta" and not bool(torch.isfinite(converted).all()):
+        largest = part.abs().max().item()
+        raise FormatError(f"{name}: {part.dtype} up to {largest:g} does not fit {dtype}")
+    return converted
+
+
+def _check_smooth(smooth: torch.Tensor | None) -> None:
+    if smooth is None or smooth.device.type == "meta":
+        return
+    if not bool((torch.isfinite(smooth) & (smooth > 0)).all()):
+        raise FormatError(
+            f"smooth ({smooth.dtype}): wanted finite and positive, x is divided by it"
+        )
+
+
+def _quantize_linear(
+    linear: nn.Linear,
+    preset: "str | SVDQuantPreset",
+    statistics: "InputStatistics | None",
+) -> QuantizedLinear:
+    """Return the record of one linear through the SVDQuant core."""
+    from halfbyte.svdquant.presets import PRESETS
+    from halfbyte.svdquant.quantize_layer import quantize_linear_group
+
+    if isinstance(preset, str):
+        if preset not in PRESETS:
+            raise FormatError(f"preset {preset!r} is unknown; use one of: {', '.join(PRESETS)}")
+        preset = PRESETS[preset]
+    weight = linear.weight.detach().float()
+    bias = None if linear.bias is None else linear.bias.detach().float()
+    records, _ = quantize_linear_group([weight], [bias], statistics, preset)
+    return records[0]

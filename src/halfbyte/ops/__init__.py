@@ -1,0 +1,21 @@
+"""PyTorch operators: they validate, choose who runs, and launch; there is no math here.
+
+Each op is registered as `torch.ops.halfbyte.<name>` with a fake kernel, so that torch.compile,
+torch.export and meta tensors work. None has a backward pass: 4-bit linears are for inference.
+"""
+
+from halfbyte.ops.gemm_w4a4 import gemm_w4a4
+from halfbyte.ops.linear_parts import PART_NAMES, LinearSpec, decode_spec, list_parts, make_spec
+from halfbyte.ops.quantize_act_lora import quantize_act_lora
+from halfbyte.ops.w4a4_linear import w4a4_linear
+
+__all__ = [
+    "PART_NAMES",
+    "LinearSpec",
+    "decode_spec",
+    "gemm_w4a4",
+    "list_parts",
+    "make_spec",
+    "quantize_act_lora",
+    "w4a4_linear",
+]

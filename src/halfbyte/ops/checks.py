@@ -1,0 +1,49 @@
+"""What every op checks before it allocates: shapes, dtypes, devices, and who can run it."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from halfbyte.errors import FormatError, UnsupportedHardwareError
+from halfbyte.ops.linear_parts import PART_NAMES, LinearSpec
+
+FLOAT_DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def check_input(x: torch.Tensor, spec: LinearSpec) -> None:
+    """Raise FormatError unless x is [M, spec.columns] in float16, bfloat16 or float32."""
+    if x.ndim != 2 or x.shape[1] != spec.columns:
+        raise FormatError(f"x: shape {tuple(x.shape)}, wanted [M, {spec.columns}]")
+    check_float_dtype("x", x.dtype)
+
+
+def check_float_dtype(name: str, dtype: torch.dtype) -> None:
+    """Raise FormatError unless `dtype` is one that activations and outputs may have."""
+    if dtype not in FLOAT_DTYPES:
+        raise FormatError(
+            f"{name}: dtype {dtype}, wanted float16, bfloat16 or float32; convert it with .to()"
+        )
+
+
+def check_device(op: str, device: torch.device, parts: Sequence[torch.Tensor]) -> None:
+    """Raise unless all tensors are on `device` and a kernel of `op` runs there.
+
+    FormatError names the part on another device; UnsupportedHardwareError the GPU at hand.
+    """
+    for name, part in zip(PART_NAMES, parts, strict=False):
+        if part.device != device:
+            raise FormatError(f"{name} is on {part.device}, x on {device}: move them together")
+    if device.type != "cpu":
+        raise UnsupportedHardwareError(
+            f"halfbyte::{op} has no kernel for {describe_device(device)}; it runs on: cpu. "
+            "Move the module and its input with .to('cpu')"
+        )
+
+
+def describe_device(device: torch.device) -> str:
+    """Return a device in words, for CUDA with its name and sm number."""
+    if device.type != "cuda":
+        return str(device)
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"{torch.cuda.get_device_name(device)} (sm_{major}{minor})"

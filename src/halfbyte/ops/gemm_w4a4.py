@@ -1,0 +1,75 @@
+"""halfbyte::gemm_w4a4: the 4-bit product with channel scale, bias and low-rank up projection."""
+
+from collections.abc import Sequence
+
+import torch
+
+from halfbyte.errors import FormatError
+from halfbyte.formats.block_scaled_tensor import BlockScaledTensor
+from halfbyte.ops.checks import check_device, check_float_dtype
+from halfbyte.ops.linear_parts import (
+    LinearSpec,
+    decode_spec,
+    is_present,
+    make_linear,
+    scales_from_bytes,
+)
+
+_NUM_ACT_PARTS = 4  # codes, scales, global_scale, lora_act
+
+
+@torch.library.custom_op("halfbyte::gemm_w4a4", mutates_args=())
+def gemm_w4a4(
+    act: Sequence[torch.Tensor], linear: Sequence[torch.Tensor], spec: str, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """Return y [M, N] in `out_dtype`, rounded once; see `halfbyte.reference.gemm_w4a4`.
+
+    Args:
+        act: the four tensors that `quantize_act_lora` returned for the same linear.
+        linear: the tensor list of `linear_parts.list_parts`.
+        spec: `LinearSpec.encode()` of the linear.
+        out_dtype: float16, bfloat16 or float32.
+
+    Raises FormatError for shapes, dtypes or a weight-only spec; UnsupportedHardwareError where
+    no kernel exists for the device.
+    """
+    from halfbyte import cpu
+
+    parsed = _check(act, spec, out_dtype)
+    check_device("gemm_w4a4", act[0].device, linear)
+    values = _make_values(act, parsed)
+    lora_act = act[3] if is_present(act[3]) else None
+    quantized = cpu.QuantizedActivation.from_parts(values, lora_act)
+    y: torch.Tensor = cpu.gemm_w4a4(quantized, make_linear(linear, parsed), out_dtype)
+    return y
+
+
+@gemm_w4a4.register_fake
+def _(
+    act: Sequence[torch.Tensor], linear: Sequence[torch.Tensor], spec: str, out_dtype: torch.dtype
+) -> torch.Tensor:
+    _check(act, spec, out_dtype)
+    return act[0].new_empty((act[0].shape[0], linear[0].shape[0]), dtype=out_dtype)
+
+
+def _check(act: Sequence[torch.Tensor], spec: str, out_dtype: torch.dtype) -> LinearSpec:
+    parsed = decode_spec(spec)
+    check_float_dtype("out_dtype", out_dtype)
+    if parsed.activation is None:
+        raise FormatError(f"linear spec {spec!r} is weight-only: it takes no quantized activation")
+    if len(act) != _NUM_ACT_PARTS:
+        raise FormatError(f"act: {len(act)} tensors, wanted codes, scales, global_scale, lora_act")
+    return parsed
+
+
+def _make_values(act: Sequence[torch.Tensor], spec: LinearSpec) -> BlockScaledTensor:
+    activation = spec.activation_format
+    assert activation is not None  # _check refused weight-only
+    block_format = activation.block_format
+    return BlockScaledTensor(
+        format=block_format,
+        data=act[0].contiguous(),
+        scales=scales_from_bytes(act[1].contiguous(), block_format),
+        global_scale=act[2] if is_present(act[2]) else None,
+        columns=spec.columns,
+    )

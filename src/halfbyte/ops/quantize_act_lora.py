@@ -1,0 +1,80 @@
+"""halfbyte::quantize_act_lora: x to 4-bit codes, block scales and the low-rank down projection."""
+
+from collections.abc import Sequence
+
+import torch
+
+from halfbyte.errors import FormatError
+from halfbyte.formats.activation import ActivationFormat
+from halfbyte.ops.checks import check_device, check_input
+from halfbyte.ops.linear_parts import (
+    LinearSpec,
+    decode_spec,
+    make_linear,
+    rank_of,
+    scales_to_bytes,
+)
+
+
+@torch.library.custom_op("halfbyte::quantize_act_lora", mutates_args=())
+def quantize_act_lora(
+    x: torch.Tensor, linear: Sequence[torch.Tensor], spec: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return (codes, scales, global_scale, lora_act) of x for a linear; see `halfbyte.reference`.
+
+    Args:
+        x: [M, K] float16, bfloat16 or float32, any strides.
+        linear: the tensor list of `linear_parts.list_parts`.
+        spec: `LinearSpec.encode()` of the linear; it must have an activation format.
+
+    Returns:
+        codes: [M, row_bytes(K)] uint8, packed low nibble first, padding zero.
+        scales: [M, num_blocks(K)] uint8 (E4M3, E8M0) or the activation's float scale dtype.
+        global_scale: [] float32, or [0] where the format has none.
+        lora_act: [M, R] float32, [M, 0] without a low-rank branch.
+
+    Raises FormatError for shapes and dtypes, NaN or Inf in x, or a weight-only linear;
+    UnsupportedHardwareError where no kernel exists for x's device.
+    """
+    from halfbyte import cpu
+
+    parsed, activation = _check(x, spec)
+    check_device("quantize_act_lora", x.device, linear)
+    result = cpu.quantize_act_lora(x.contiguous(), make_linear(linear, parsed))
+    values = result.values
+    # cpu may hand back the record's own static scale; an output must not alias an input.
+    global_scale = x.new_empty(0, dtype=torch.float32)
+    if activation.block_format.has_global_scale and values.global_scale is not None:
+        global_scale = values.global_scale.clone()
+    lora_act = result.lora_act
+    if lora_act is None:
+        lora_act = x.new_empty((x.shape[0], 0), dtype=torch.float32)
+    return values.data, scales_to_bytes(values.scales), global_scale, lora_act
+
+
+@quantize_act_lora.register_fake
+def _(
+    x: torch.Tensor, linear: Sequence[torch.Tensor], spec: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    parsed, activation = _check(x, spec)
+    block_format = activation.block_format
+    m = x.shape[0]
+    scale_dtype = torch.uint8
+    if block_format.scale == "float":
+        scale_dtype = getattr(torch, activation.scale_dtype or "float32")
+    global_shape = () if block_format.has_global_scale else (0,)
+    return (
+        x.new_empty((m, block_format.row_bytes(parsed.columns)), dtype=torch.uint8),
+        x.new_empty((m, block_format.num_blocks(parsed.columns)), dtype=scale_dtype),
+        x.new_empty(global_shape, dtype=torch.float32),
+        x.new_empty((m, rank_of(linear)), dtype=torch.float32),
+    )
+
+
+def _check(x: torch.Tensor, spec: str) -> tuple[LinearSpec, ActivationFormat]:
+    parsed = decode_spec(spec)
+    activation = parsed.activation_format
+    if activation is None:
+        raise FormatError(f"linear spec {spec!r} is weight-only: x is not quantized for it")
+    check_input(x, parsed)
+    return parsed, activation
