@@ -1,0 +1,302 @@
+"""Tensors to block-scaled tensors and back: the public door of the number formats.
+
+Invariants: all arithmetic is float32 in a stated order, so every implementation gives the same
+bytes; inputs of any strides give the bytes of their contiguous copy; memory beside input and
+output is bounded by a few chunks.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from halfbyte.errors import FormatError
+from halfbyte.formats.activation import ActivationFormat
+from halfbyte.formats.block_counts import BlockCounts
+from halfbyte.formats.block_format import BlockFormat, get_format
+from halfbyte.formats.block_scaled_tensor import BlockScaledTensor
+from halfbyte.formats.e8m0 import E8M0_ROUNDINGS, decode_e8m0
+from halfbyte.formats.elements import decode_table, get_element
+from halfbyte.formats.int4 import quantize_integer_blocks
+from halfbyte.formats.modes import QuantizeMode, get_mode
+from halfbyte.formats.mx import quantize_mx_blocks
+from halfbyte.formats.nvfp4 import (
+    E4M3_MAX,
+    GlobalScale,
+    make_global_scale,
+    quantize_nvfp4_blocks,
+)
+from halfbyte.formats.packing import pack_codes, unpack_codes
+from halfbyte.formats.scale_search import (
+    SEARCH_E4M3_MAX,
+    search_integer_blocks,
+    search_mx_blocks,
+    search_nvfp4_blocks,
+)
+
+CHUNK_ELEMENTS = 1 << 19  # 2 MiB of float32: intermediate tensors stay in the cache
+
+_INPUT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_SCALE_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+_BlockQuantizer = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, BlockCounts]]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What one call asked for, checked."""
+
+    format: BlockFormat
+    mode: QuantizeMode
+    scale_search: str
+    e8m0_rounding: str
+    scale_dtype: torch.dtype
+
+
+def quantize(
+    x: torch.Tensor,
+    format: BlockFormat | str,
+    *,
+    mode: str = "halfbyte",
+    scale_search: Literal["absmax", "optimal"] = "absmax",
+    global_scale: torch.Tensor | None = None,
+    e8m0_rounding: str = "floor",
+    scale_dtype: torch.dtype = torch.float16,
+) -> BlockScaledTensor:
+    """Return `x` in a block-scaled format; see `quantize_with_counts`."""
+    quantized, _ = quantize_with_counts(
+        x,
+        format,
+        mode=mode,
+        scale_search=scale_search,
+        global_scale=global_scale,
+        e8m0_rounding=e8m0_rounding,
+        scale_dtype=scale_dtype,
+    )
+    return quantized
+
+
+def quantize_with_counts(
+    x: torch.Tensor,
+    format: BlockFormat | str,
+    *,
+    mode: str = "halfbyte",
+    scale_search: Literal["absmax", "optimal"] = "absmax",
+    global_scale: torch.Tensor | None = None,
+    e8m0_rounding: str = "floor",
+    scale_dtype: torch.dtype = torch.float16,
+) -> tuple[BlockScaledTensor, BlockCounts]:
+    """Return `x` in a block-scaled format, and how many blocks met the ends of the scale format.
+
+    Columns are padded with zeros to whole blocks. No gradient flows.
+
+    Args:
+        x: [rows, columns] float32, bfloat16 or float16, any strides; finite.
+        format: the number format or its name.
+        mode: the NVFP4 arithmetic (`formats.modes`); other formats take "halfbyte" and
+            "nunchaku" (the same for them).
+        scale_search: "absmax" maps the largest magnitude to the largest element; "optimal"
+            chooses the scale with the least squared error (`formats.scale_search`).
+        global_scale: [] float32 multiplier for "nvfp4"; None takes it from the tensor's amax.
+        e8m0_rounding: the scale rule of MX formats (`formats.e8m0`).
+        scale_dtype: dtype of the scales of INT4 and UINT4.
+
+    Raises:
+        FormatError: a wrong dtype, shape, name or combination, or `x` contains NaN or Inf.
+    """
+    record = get_format(format) if isinstance(format, str) else format
+    plan = _check_plan(record, mode, scale_search, e8m0_rounding, scale_dtype)
+    _check_input(x, "x")
+    _check_global_scale(record, global_scale)
+    return _quantize_tensor(x.detach(), plan, global_scale)
+
+
+def quantize_activation(
+    z: torch.Tensor, act: ActivationFormat, global_scale: torch.Tensor | None = None
+) -> tuple[BlockScaledTensor, BlockCounts]:
+    """Return the activation `z` as `act` quantizes it, and the block counts.
+
+    Args:
+        z: [M, K] float32, already shifted and divided by smooth, any strides; finite.
+        act: the activation format.
+        global_scale: [] float32 multiplier, present exactly when `act.global_scale` is "static".
+
+    Raises:
+        FormatError: as `quantize_with_counts`; or a global scale that `act` does not take.
+    """
+    if (act.global_scale == "static") != (global_scale is not None):
+        wanted = "needs" if act.global_scale == "static" else "takes no"
+        raise FormatError(f"activation {act.name!r} {wanted} global_scale")
+    mode = "nunchaku" if act.payload_divisor == "unrounded" else "halfbyte"
+    scale_dtype = _SCALE_DTYPES[act.scale_dtype or "float16"]
+    plan = _check_plan(act.block_format, mode, "absmax", "floor", scale_dtype)
+    _check_input(z, "z")
+    _check_global_scale(act.block_format, global_scale)
+    return _quantize_tensor(z.detach(), plan, global_scale)
+
+
+def dequantize(t: BlockScaledTensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return the numbers of `t`: [rows, columns] `dtype`, contiguous.
+
+    value = element * (block_scale * global_scale), two float32 products, then one cast.
+    """
+    scales = decode_scales(t)
+    out = torch.empty(t.shape, dtype=dtype, device=t.data.device)
+    for rows in _row_chunks(t.data.shape[0], t.format.padded_columns(t.columns)):
+        blocks = _split_blocks(_decode_rows(t, rows), t.format.block_size)
+        values = blocks * scales[rows].unsqueeze(-1)
+        out[rows] = values.flatten(-2)[:, : t.columns].to(dtype)
+    return out
+
+
+def decode_codes(t: BlockScaledTensor) -> torch.Tensor:
+    """Return the element values of `t` without any scale: [rows, columns] float32."""
+    out = torch.empty(t.shape, dtype=torch.float32, device=t.data.device)
+    for rows in _row_chunks(t.data.shape[0], t.format.padded_columns(t.columns)):
+        out[rows] = _decode_rows(t, rows)[:, : t.columns]
+    return out
+
+
+def decode_scales(t: BlockScaledTensor) -> torch.Tensor:
+    """Return block scale times global scale: [rows, blocks] float32."""
+    if t.format.scale == "e8m0":
+        return decode_e8m0(t.scales)
+    scales = t.scales.to(torch.float32)
+    return scales if t.global_scale is None else scales * t.global_scale
+
+
+def _decode_rows(t: BlockScaledTensor, rows: slice) -> torch.Tensor:
+    table = decode_table(t.format.element).to(t.data.device)
+    return table[unpack_codes(t.data[rows], t.format.element_bits).to(torch.int32)]
+
+
+def _split_blocks(values: torch.Tensor, block_size: int) -> torch.Tensor:
+    num_rows, columns = values.shape
+    return values.reshape(num_rows, columns // block_size, block_size)
+
+
+def _row_chunks(num_rows: int, columns: int) -> Iterator[slice]:
+    if columns == 0:
+        return
+    step = max(1, CHUNK_ELEMENTS // columns)
+    for start in range(0, num_rows, step):
+        yield slice(start, min(start + step, num_rows))
+
+
+def _quantize_tensor(
+    x: torch.Tensor, plan: _Plan, global_scale: torch.Tensor | None
+) -> tuple[BlockScaledTensor, BlockCounts]:
+    record = plan.format
+    _check_finite(x)
+    scale = _resolve_global_scale(x, plan, global_scale)
+    quantize_blocks = _choose_block_quantizer(plan, scale)
+    num_rows, columns = x.shape
+    scale_dtype = plan.scale_dtype if record.scale == "float" else torch.uint8
+    data = torch.empty((num_rows, record.row_bytes(columns)), dtype=torch.uint8, device=x.device)
+    scales = torch.empty((num_rows, record.num_blocks(columns)), dtype=scale_dtype, device=x.device)
+    counts = BlockCounts()
+    padding = record.padded_columns(columns) - columns
+    for rows in _row_chunks(num_rows, record.padded_columns(columns)):
+        values = torch.nn.functional.pad(x[rows].to(torch.float32), (0, padding))
+        blocks = _split_blocks(values, record.block_size)
+        codes, scales[rows], chunk_counts = quantize_blocks(blocks)
+        data[rows] = pack_codes(codes.flatten(-2), record.element_bits)
+        counts += chunk_counts
+    if record.scale == "e4m3":
+        scales = scales.view(torch.float8_e4m3fn)
+    elif record.scale == "e8m0":
+        scales = scales.view(torch.float8_e8m0fnu)
+    multiplier = scale.multiplier if record.has_global_scale else None
+    return BlockScaledTensor(record, data, scales, multiplier, columns), counts
+
+
+def _resolve_global_scale(
+    x: torch.Tensor, plan: _Plan, global_scale: torch.Tensor | None
+) -> GlobalScale:
+    if global_scale is not None:
+        multiplier = global_scale.detach().to(x.device).clone()
+        return GlobalScale(multiplier, 1.0 / multiplier)
+    if not plan.format.has_global_scale:
+        one = torch.ones((), device=x.device)
+        return GlobalScale(one, one)
+    e4m3_max = SEARCH_E4M3_MAX if plan.scale_search == "optimal" else E4M3_MAX
+    return make_global_scale(measure_amax(x), plan.mode, e4m3_max)
+
+
+def _choose_block_quantizer(plan: _Plan, scale: GlobalScale) -> _BlockQuantizer:
+    element = get_element(plan.format.element)
+    if plan.scale_search == "optimal":
+        if plan.format.scale == "e4m3":
+            return lambda blocks: search_nvfp4_blocks(blocks, scale)
+        if plan.format.scale == "e8m0":
+            return lambda blocks: search_mx_blocks(blocks, element, plan.e8m0_rounding)
+        return lambda blocks: search_integer_blocks(blocks, element, plan.scale_dtype)
+    if plan.format.scale == "e4m3":
+        return lambda blocks: quantize_nvfp4_blocks(blocks, scale, plan.mode)
+    if plan.format.scale == "e8m0":
+        return lambda blocks: quantize_mx_blocks(blocks, element, plan.e8m0_rounding)
+    return lambda blocks: quantize_integer_blocks(blocks, element, plan.scale_dtype)
+
+
+def measure_amax(x: torch.Tensor) -> torch.Tensor:
+    """Return the largest magnitude of `x` as [] float32; 0 for an empty tensor; NaN spreads."""
+    if x.numel() == 0:
+        return torch.zeros((), device=x.device)
+    low, high = torch.aminmax(x)
+    return torch.maximum(-low, high).to(torch.float32)
+
+
+def _check_finite(x: torch.Tensor) -> None:
+    if bool(measure_amax(x).isfinite()):
+        return
+    num_nan = int(x.isnan().sum())
+    num_inf = int(x.isinf().sum())
+    raise FormatError(
+        f"x contains NaN/Inf: {num_nan} NaN and {num_inf} Inf of {x.numel()} elements; "
+        "a block scale cannot be chosen for them"
+    )
+
+
+def _check_plan(
+    record: BlockFormat,
+    mode: str,
+    scale_search: str,
+    e8m0_rounding: str,
+    scale_dtype: torch.dtype,
+) -> _Plan:
+    mode_record = get_mode(mode)
+    if record.scale != "e4m3" and mode not in ("halfbyte", "nunchaku"):
+        raise FormatError(f"mode {mode!r} describes NVFP4 alone; for {record.name} use 'halfbyte'")
+    if scale_search not in ("absmax", "optimal"):
+        raise FormatError(f"scale_search {scale_search!r} is unknown; use: absmax, optimal")
+    if scale_search == "optimal" and mode != "halfbyte":
+        raise FormatError("scale_search 'optimal' is halfbyte's own: use mode 'halfbyte' with it")
+    if e8m0_rounding not in E8M0_ROUNDINGS:
+        known = ", ".join(E8M0_ROUNDINGS)
+        raise FormatError(f"e8m0_rounding {e8m0_rounding!r} is unknown; use one of: {known}")
+    if scale_dtype not in _INPUT_DTYPES:
+        raise FormatError(f"scale_dtype {scale_dtype}: wanted float16, bfloat16 or float32")
+    return _Plan(record, mode_record, scale_search, e8m0_rounding, scale_dtype)
+
+
+def _check_input(x: torch.Tensor, name: str) -> None:
+    if x.dtype not in _INPUT_DTYPES:
+        raise FormatError(f"{name}: dtype {x.dtype}, wanted float32, bfloat16 or float16")
+    if x.ndim != 2:
+        raise FormatError(
+            f"{name}: shape {tuple(x.shape)}, wanted [rows, columns]; flatten leading dimensions"
+        )
+
+
+def _check_global_scale(record: BlockFormat, global_scale: torch.Tensor | None) -> None:
+    if global_scale is None:
+        return
+    if not record.has_global_scale:
+        raise FormatError(f"{record.name} has no global_scale; use nvfp4, or leave it out")
+    if global_scale.dtype != torch.float32 or global_scale.ndim != 0:
+        raise FormatError(
+            f"global_scale: {global_scale.dtype} {tuple(global_scale.shape)}, wanted a float32 "
+            "tensor of shape ()"
+        )
+    if not (0.0 < float(global_scale) < float("inf")):
+        raise FormatError(f"global_scale {float(global_scale)}: wanted positive and finite")
