@@ -1,0 +1,87 @@
+// The plain C interface of the library: records that Python fills through ctypes, and the table
+// of kernels that each instruction-set unit provides. No unit with special flags may use std
+// templates: the linker could keep their copy for every CPU.
+#pragma once
+#include <cstdint>
+
+#define HALFBYTE_ABI_VERSION 1
+
+namespace halfbyte {
+
+enum ValueType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+enum ScaleRule : int32_t { kE4M3Scale = 0, kE8M0Scale = 1, kFloatScale = 2 };
+enum Element : int32_t { kE2M1 = 0, kInt4 = 1, kUint4 = 2 };
+// E4M3 scales from a block's amax a: (a / 6) / g, a / (6 * g), (a / 6) * h.
+enum ScaleOrder : int32_t { kDivideTwice = 0, kScaleDivideProduct = 1, kMultiplyDivisor = 2 };
+// E2M1 payloads under the stored scale s: x / (s * g), x * ((1 / g) / s), x / (s / h), x / (a / 6).
+enum PayloadOrder : int32_t {
+  kDivideProduct = 0,
+  kReciprocal = 1,
+  kDivideQuotient = 2,
+  kUnrounded = 3,
+};
+enum Counter { kSaturated = 0, kFlushed = 1, kZero = 2, kNonfinite = 3, kNumCounters = 4 };
+
+// Quantizes `rows` rows of `columns` values to 4-bit codes and one scale per block. Bytes of
+// codes and scales are row-major and dense; the padding of the last block is zero.
+struct QuantizeJob {
+  int64_t struct_bytes;
+  const void* x;
+  int64_t rows;
+  int64_t columns;
+  int64_t row_stride;  // elements
+  const float* smooth;  // [columns] or null: x is (x + shift) / smooth before anything else
+  float shift;
+  float multiplier;  // global scale g; 1 where the format has none
+  float divisor;     // global scale as its reciprocal h
+  float min_scale;   // E4M3 block scales are clamped to this from below; 0 for no floor
+  int32_t value_type;  // ValueType of x
+  int32_t has_shift;
+  int32_t element;     // Element
+  int32_t scale_rule;  // ScaleRule
+  int32_t scale_type;  // ValueType of float scales
+  int32_t block_size;
+  int32_t scale_order;    // ScaleOrder
+  int32_t payload_order;  // PayloadOrder
+  int32_t zero_scale;     // E4M3 byte of a block of zeros
+  int32_t flushed_scale;  // E4M3 byte where the scale of a nonzero block rounds to zero
+  int32_t keeps_minus_zero;
+  int32_t e8m0_rounding;  // 0 floor, 1 ceil, 2 even, 3 rceil
+  int32_t search;      // 1: error-optimal block scales
+  int32_t threads;
+  uint8_t* codes;
+  void* scales;
+  int64_t* counts;  // [kNumCounters], set
+};
+
+// Largest finite magnitude of `rows` rows, and whether any value was not finite.
+struct AmaxJob {
+  int64_t struct_bytes;
+  const void* x;
+  int64_t rows;
+  int64_t columns;
+  int64_t row_stride;
+  const float* smooth;
+  float shift;
+  int32_t value_type;
+  int32_t has_shift;
+  int32_t threads;
+  float amax;          // out
+  int32_t nonfinite;   // out
+};
+
+// What one instruction-set unit provides. Row ranges are independent; counts are added.
+struct Kernels {
+  const char* name;
+  void (*quantize_rows)(const QuantizeJob*, int64_t first, int64_t last, int64_t* counts);
+  void (*amax_rows)(const AmaxJob*, int64_t first, int64_t last, float* amax, int32_t* nonfinite);
+};
+
+const Kernels* generic_kernels();
+const Kernels* avx2_kernels();    // null where the unit was not built for this architecture
+const Kernels* avx512_kernels();
+
+// Runs task(context, i) for i in 0..tasks-1 on at most `threads` threads, the caller's included.
+void run_tasks(int64_t tasks, int threads, void (*task)(void*, int64_t), void* context);
+
+}  // namespace halfbyte

@@ -1,0 +1,12 @@
+// The kernels for every CPU: compiled with the compiler's default instruction set.
+#include "lanes_generic.h"
+#include "quantize_blocks.h"
+
+namespace halfbyte {
+
+const Kernels* generic_kernels() {
+  static const Kernels kernels = {"generic", quantize_rows, amax_rows};
+  return &kernels;
+}
+
+}  // namespace halfbyte

@@ -1,0 +1,142 @@
+// Sixteen float / int32 lanes in two AVX2 registers (x86-64-v3: AVX2, FMA, F16C).
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+struct F16 {
+  __m256 a, b;
+};
+struct I16 {
+  __m256i a, b;
+};
+
+inline float float_of_bits(uint32_t bits) { return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128((int)bits))); }
+inline uint32_t bits_of_float(float x) { return (uint32_t)_mm_cvtsi128_si32(_mm_castps_si128(_mm_set_ss(x))); }
+inline float float_of_half(uint16_t half) {
+  return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
+}
+
+inline F16 load_f32(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline __m256 widen_bf16(const uint16_t* p) {
+  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+inline F16 load_bf16(const uint16_t* p) { return {widen_bf16(p), widen_bf16(p + 8)}; }
+inline F16 load_f16(const uint16_t* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
+          _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
+}
+inline void store_f32(float* p, F16 x) {
+  _mm256_storeu_ps(p, x.a);
+  _mm256_storeu_ps(p + 8, x.b);
+}
+inline I16 load_i32(const int32_t* p) {
+  return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 8))};
+}
+inline void store_i32(int32_t* p, I16 x) {
+  _mm256_storeu_si256((__m256i*)p, x.a);
+  _mm256_storeu_si256((__m256i*)(p + 8), x.b);
+}
+inline F16 splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline I16 splat_i(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+#define FLOAT_OP(name, op) \
+  inline F16 name(F16 x, F16 y) { return {_mm256_##op##_ps(x.a, y.a), _mm256_##op##_ps(x.b, y.b)}; }
+FLOAT_OP(add, add)
+FLOAT_OP(sub, sub)
+FLOAT_OP(mul, mul)
+FLOAT_OP(div, div)
+FLOAT_OP(min_f, min)
+FLOAT_OP(max_f, max)
+#undef FLOAT_OP
+inline F16 mul_add(F16 x, F16 y, F16 z) {
+  return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
+#define INT_OP(name, op) \
+  inline I16 name(I16 x, I16 y) { return {_mm256_##op(x.a, y.a), _mm256_##op(x.b, y.b)}; }
+INT_OP(add_i, add_epi32)
+INT_OP(sub_i, sub_epi32)
+INT_OP(and_i, and_si256)
+INT_OP(or_i, or_si256)
+INT_OP(min_i, min_epi32)
+INT_OP(max_i, max_epi32)
+#undef INT_OP
+template <int n>
+inline I16 shift_left(I16 x) {
+  return {_mm256_slli_epi32(x.a, n), _mm256_slli_epi32(x.b, n)};
+}
+template <int n>
+inline I16 shift_right(I16 x) {
+  return {_mm256_srli_epi32(x.a, n), _mm256_srli_epi32(x.b, n)};
+}
+inline I16 bits_of(F16 x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
+inline F16 floats_of_bits(I16 x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
+inline F16 to_float(I16 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+inline F16 select_less(F16 a, F16 b, F16 x, F16 y) {
+  return {_mm256_blendv_ps(y.a, x.a, _mm256_cmp_ps(a.a, b.a, _CMP_LT_OQ)),
+          _mm256_blendv_ps(y.b, x.b, _mm256_cmp_ps(a.b, b.b, _CMP_LT_OQ))};
+}
+inline I16 select_less(F16 a, F16 b, I16 x, I16 y) {
+  return bits_of(select_less(a, b, floats_of_bits(x), floats_of_bits(y)));
+}
+inline F16 select_less_i(I16 a, I16 b, F16 x, F16 y) {
+  return {_mm256_blendv_ps(y.a, x.a, _mm256_castsi256_ps(_mm256_cmpgt_epi32(b.a, a.a))),
+          _mm256_blendv_ps(y.b, x.b, _mm256_castsi256_ps(_mm256_cmpgt_epi32(b.b, a.b)))};
+}
+inline int32_t largest(I16 x) {
+  const __m256i eight = _mm256_max_epi32(x.a, x.b);
+  __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4E));
+  four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0xB1));
+  return _mm_cvtsi128_si32(four);
+}
+inline int32_t total(I16 x) {
+  const __m256i eight = _mm256_add_epi32(x.a, x.b);
+  __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4E));
+  four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0xB1));
+  return _mm_cvtsi128_si32(four);
+}
+inline F16 lookup16(const float* table, I16 index) {
+  return {_mm256_i32gather_ps(table, index.a, 4), _mm256_i32gather_ps(table, index.b, 4)};
+}
+inline void store_nibbles(uint8_t* p, I16 x) {
+  // Each 64-bit pair of lanes holds (even, odd): the odd nibble moves to bits 4..7 of the pair.
+  const __m256i low = _mm256_or_si256(x.a, _mm256_srli_epi64(x.a, 28));
+  const __m256i high = _mm256_or_si256(x.b, _mm256_srli_epi64(x.b, 28));
+  const __m256i pick = _mm256_setr_epi8(0, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,
+                                        -1, -1, 0, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+  const __m256i first = _mm256_shuffle_epi8(low, pick);
+  const __m256i second = _mm256_shuffle_epi8(high, pick);
+  const int32_t a = _mm_cvtsi128_si32(
+      _mm_or_si128(_mm256_castsi256_si128(first), _mm256_extracti128_si256(first, 1)));
+  const int32_t b = _mm_cvtsi128_si32(
+      _mm_or_si128(_mm256_castsi256_si128(second), _mm256_extracti128_si256(second, 1)));
+  std::memcpy(p, &a, 4);
+  std::memcpy(p + 4, &b, 4);
+}
+inline I16 load_strided(const uint8_t* const* rows, int64_t offset) {
+  int32_t words[16];
+  for (int i = 0; i < 16; ++i) std::memcpy(&words[i], rows[i] + offset, 4);
+  return load_i32(words);
+}
+inline I16 lookup_bytes(const uint8_t* table, I16 x) {
+  const __m256i wide = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
+  return {_mm256_shuffle_epi8(wide, x.a), _mm256_shuffle_epi8(wide, x.b)};
+}
+inline I16 dot4(I16 sums, const uint8_t* weights, const int8_t* a) {
+  // Pair sums stay within 2 * 24 * 15 = 720: VPMADDUBSW cannot saturate.
+  int32_t four;
+  std::memcpy(&four, a, 4);
+  const __m256i wide = _mm256_set1_epi32(four);
+  const __m256i ones = _mm256_set1_epi16(1);
+  const __m256i* w = (const __m256i*)weights;
+  const __m256i low = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_loadu_si256(w), wide), ones);
+  const __m256i high = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_loadu_si256(w + 1), wide), ones);
+  return {_mm256_add_epi32(sums.a, low), _mm256_add_epi32(sums.b, high)};
+}
+
+}  // namespace

@@ -1,0 +1,65 @@
+"""ctypes mirrors of the records in csrc/abi.h; `library()` compares their sizes at load."""
+
+import ctypes
+
+ABI_VERSION = 1
+
+# Counter order of QuantizeJob.counts.
+SATURATED, FLUSHED, ZERO, NONFINITE = range(4)
+NUM_COUNTERS = 4
+
+
+class QuantizeJob(ctypes.Structure):
+    """One call of halfbyte_quantize; fields as in csrc/abi.h."""
+
+    _fields_ = (
+        ("struct_bytes", ctypes.c_int64),
+        ("x", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+        ("row_stride", ctypes.c_int64),
+        ("smooth", ctypes.c_void_p),
+        ("shift", ctypes.c_float),
+        ("multiplier", ctypes.c_float),
+        ("divisor", ctypes.c_float),
+        ("min_scale", ctypes.c_float),
+        ("value_type", ctypes.c_int32),
+        ("has_shift", ctypes.c_int32),
+        ("element", ctypes.c_int32),
+        ("scale_rule", ctypes.c_int32),
+        ("scale_type", ctypes.c_int32),
+        ("block_size", ctypes.c_int32),
+        ("scale_order", ctypes.c_int32),
+        ("payload_order", ctypes.c_int32),
+        ("zero_scale", ctypes.c_int32),
+        ("flushed_scale", ctypes.c_int32),
+        ("keeps_minus_zero", ctypes.c_int32),
+        ("e8m0_rounding", ctypes.c_int32),
+        ("search", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+        ("codes", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("counts", ctypes.c_void_p),
+    )
+
+
+class AmaxJob(ctypes.Structure):
+    """One call of halfbyte_amax; fields as in csrc/abi.h."""
+
+    _fields_ = (
+        ("struct_bytes", ctypes.c_int64),
+        ("x", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+        ("row_stride", ctypes.c_int64),
+        ("smooth", ctypes.c_void_p),
+        ("shift", ctypes.c_float),
+        ("value_type", ctypes.c_int32),
+        ("has_shift", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+        ("amax", ctypes.c_float),
+        ("nonfinite", ctypes.c_int32),
+    )
+
+
+RECORDS: tuple[type[ctypes.Structure], ...] = (QuantizeJob, AmaxJob)
