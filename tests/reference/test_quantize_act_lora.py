@@ -1,5 +1,7 @@
 """Activation quantization against numbers derived by hand, and against `formats`."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -116,6 +118,14 @@ def test_int4_scale_saturates_at_the_largest_float16() -> None:
     assert dequantize_activation(result)[0, 0] == 7 * 65504.0
 
 
+def test_float_scale_that_rounds_to_zero_is_one_and_counted_as_flushed() -> None:
+    # 7e-8 / 7 = 1e-8 is below half of float16's smallest number, 2^-25 = 2.98e-8
+    result = quantize([7e-8], "int4", width=64)
+    assert result.scales.tolist() == [[1.0]]
+    assert result.flushed == 1
+    assert not result.codes.any()
+
+
 def test_uint4_ignores_negative_values() -> None:
     result = quantize([15.0, -3.0, 7.5], "uint4_shifted", width=64)
     assert result.scales.tolist() == [[1.0]]
@@ -186,9 +196,9 @@ def assert_same_bytes_as_formats(z: torch.Tensor, act: ActivationFormat) -> None
 
 
 @pytest.mark.parametrize("name", ACTIVATION_FORMATS)
-@pytest.mark.parametrize("magnitude", [1.0, 1e-3, 1e3, 1e-5])
+@pytest.mark.parametrize("magnitude", [1.0, 1e-3, 1e3, 1e-5, 1e-9, 1e-40, 1e30])
 def test_formats_quantize_activation_gives_the_same_bytes(name: str, magnitude: float) -> None:
-    z = make_input(17, 200, seed=int(1e5 * magnitude)) * magnitude
+    z = make_input(17, 200, seed=int(abs(math.log10(magnitude)))) * magnitude
     z[2, :16] = -0.0
     z[3] = 0.0
     assert_same_bytes_as_formats(z, get_activation_format(name))

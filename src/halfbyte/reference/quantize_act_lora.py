@@ -13,8 +13,9 @@ For each row of x [M, K], all in float32 (one IEEE rounding per written operatio
             s                              payload_divisor "unrounded"
     code  = nearest of the element's values to z / d, ties to the even code, saturating
 
-A zero block stores scale byte 0x00 (1.0 for a float scale) and codes 0. A nonzero block whose
-stored scale rounds to zero is `flushed`: codes 0. A block whose scale does not fit is `saturated`.
+A zero block stores scale byte 0x00 and codes 0. A nonzero block whose scale rounds to zero is
+`flushed`: codes 0. A float scale is never zero: both store 1.0 there. A block whose scale does not
+fit is `saturated`. A dynamic g is amax(z) / 2688, at least 2^-126, and 1 for an all-zero z.
 The low-rank branch sees the raw x: lora_act[m, r] = sum_k x[m, k] * lora_down[r, k], in float64.
 
 Sources: NVFP4 block scale and one-level activations as in nunchaku's gemm_w4a4 kernel
@@ -40,6 +41,7 @@ _LARGEST: Final = {"e2m1": 6.0, "int4": 7.0, "uint4": 15.0}
 _E4M3_MAX: Final = 448.0
 _TWO_LEVEL_MAX: Final = 6.0 * 448.0  # largest E2M1 value times largest E4M3 scale
 _E2M1_MAX_EXPONENT: Final = 2  # 4.0 = 2^2 is E2M1's largest power of two
+_SMALLEST_NORMAL: Final = np.float32(2.0**-126)  # below it float32 quotients lose bits
 _FLOAT16_MAX: Final = 65504.0
 _FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 _BFLOAT16_MAX: Final = 3.3895313892515355e38  # 0x7F7F
@@ -58,7 +60,7 @@ class ReferenceActivation:
         lora_act: [M, R] float64, or None for rank 0.
         columns: K.
         saturated: number of blocks whose scale was clamped to the largest one.
-        flushed: number of nonzero blocks whose stored scale is zero.
+        flushed: number of nonzero blocks whose scale rounds to zero.
     """
 
     block_format: BlockFormat
@@ -127,11 +129,14 @@ def quantize_rows(
     with np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore"):
         unrounded = (amax / np.float32(_LARGEST[block_format.element])).astype(np.float32)
         scale_bytes, stored, saturated = _encode_scales(activation, amax, unrounded, g)
+        flushed = (amax != 0) & (stored == 0)
+        if block_format.scale == "float":
+            stored[stored == 0] = 1.0
         divisor = (stored.astype(np.float32) * g).astype(np.float32)
         if activation.payload_divisor == "unrounded":
             divisor = unrounded
         scaled: Float32Array = np.divide(blocks, divisor[:, :, None], dtype=np.float32)
-    is_zero = (amax == 0) | (stored == 0)
+    is_zero = (amax == 0) | (stored.astype(np.float32) * g == 0)
     scaled[is_zero] = np.float32(0)
     codes = encode_nearest_even(scaled, block_format.element)
     codes[is_zero] = 0  # -0.0 inside a zero block is code 0, not 8
@@ -144,14 +149,14 @@ def quantize_rows(
         lora_act=lora_act,
         columns=columns,
         saturated=int(saturated.sum()),
-        flushed=int(((amax != 0) & (stored == 0)).sum()),
+        flushed=int(flushed.sum()),
     )
 
 
 def choose_global_scale(
     activation: ActivationFormat, amax: Float32Array, static_scale: np.float32 | None
 ) -> np.float32:
-    """Return g in float32: 1, the calibrated one, or amax(z) / 2688 (1 for an all-zero z)."""
+    """Return g in float32: 1, the calibrated one, or amax(z) / 2688 (see the module's formulas)."""
     if activation.global_scale == "none":
         return np.float32(1)
     if activation.global_scale == "static":
@@ -161,7 +166,7 @@ def choose_global_scale(
     largest = amax.max(initial=0)
     if largest == 0:
         return np.float32(1)
-    return np.float32(largest / np.float32(_TWO_LEVEL_MAX))
+    return max(np.float32(largest / np.float32(_TWO_LEVEL_MAX)), _SMALLEST_NORMAL)
 
 
 def encode_nearest_even(values: Float32Array, element: str) -> ByteArray:
@@ -208,7 +213,6 @@ def _encode_scales(
     scale = activation.block_format.scale
     if scale == "float":
         stored, saturated = _round_float_scale(unrounded, activation.scale_dtype or "float32")
-        stored[amax == 0] = 1.0
         return None, stored, saturated
     if scale == "e8m0":
         _, exponent = np.frexp(amax)  # amax = m * 2^exponent with m in [0.5, 1)
