@@ -16,6 +16,12 @@ from halfbyte.formats.activation import ActivationFormat
 from halfbyte.formats.block_counts import BlockCounts
 from halfbyte.formats.block_format import BlockFormat, get_format
 from halfbyte.formats.block_scaled_tensor import BlockScaledTensor
+from halfbyte.formats.compiled import (
+    count_blocks,
+    find_library,
+    measure_amax_compiled,
+    quantize_compiled,
+)
 from halfbyte.formats.e8m0 import E8M0_ROUNDINGS, decode_e8m0
 from halfbyte.formats.elements import decode_table, get_element
 from halfbyte.formats.int4 import quantize_integer_blocks
@@ -43,7 +49,7 @@ _BlockQuantizer = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, Blo
 
 
 @dataclass(frozen=True)
-class _Plan:
+class QuantizePlan:
     """What one call asked for, checked."""
 
     format: BlockFormat
@@ -184,11 +190,28 @@ def _row_chunks(num_rows: int, columns: int) -> Iterator[slice]:
 
 
 def _quantize_tensor(
-    x: torch.Tensor, plan: _Plan, global_scale: torch.Tensor | None
+    x: torch.Tensor, plan: QuantizePlan, global_scale: torch.Tensor | None
 ) -> tuple[BlockScaledTensor, BlockCounts]:
     record = plan.format
-    _check_finite(x)
+    loaded = find_library(x, record)
+    if loaded is None or (record.has_global_scale and global_scale is None):
+        _check_finite(x)
     scale = _resolve_global_scale(x, plan, global_scale)
+    multiplier = scale.multiplier if record.has_global_scale else None
+    if loaded is not None:
+        blocks = quantize_compiled(loaded, x, plan, scale)
+        if blocks.nonfinite:
+            _check_finite(x)
+        quantized = BlockScaledTensor(record, blocks.codes, blocks.scales, multiplier, x.shape[1])
+        return quantized, count_blocks(blocks)
+    data, scales, counts = _quantize_in_torch(x, plan, scale)
+    return BlockScaledTensor(record, data, scales, multiplier, x.shape[1]), counts
+
+
+def _quantize_in_torch(
+    x: torch.Tensor, plan: QuantizePlan, scale: GlobalScale
+) -> tuple[torch.Tensor, torch.Tensor, BlockCounts]:
+    record = plan.format
     quantize_blocks = _choose_block_quantizer(plan, scale)
     num_rows, columns = x.shape
     scale_dtype = plan.scale_dtype if record.scale == "float" else torch.uint8
@@ -206,12 +229,11 @@ def _quantize_tensor(
         scales = scales.view(torch.float8_e4m3fn)
     elif record.scale == "e8m0":
         scales = scales.view(torch.float8_e8m0fnu)
-    multiplier = scale.multiplier if record.has_global_scale else None
-    return BlockScaledTensor(record, data, scales, multiplier, columns), counts
+    return data, scales, counts
 
 
 def _resolve_global_scale(
-    x: torch.Tensor, plan: _Plan, global_scale: torch.Tensor | None
+    x: torch.Tensor, plan: QuantizePlan, global_scale: torch.Tensor | None
 ) -> GlobalScale:
     if global_scale is not None:
         multiplier = global_scale.detach().to(x.device).clone()
@@ -223,7 +245,7 @@ def _resolve_global_scale(
     return make_global_scale(measure_amax(x), plan.mode, e4m3_max)
 
 
-def _choose_block_quantizer(plan: _Plan, scale: GlobalScale) -> _BlockQuantizer:
+def _choose_block_quantizer(plan: QuantizePlan, scale: GlobalScale) -> _BlockQuantizer:
     element = get_element(plan.format.element)
     if plan.scale_search == "optimal":
         if plan.format.scale == "e4m3":
@@ -242,6 +264,9 @@ def measure_amax(x: torch.Tensor) -> torch.Tensor:
     """Return the largest magnitude of `x` as [] float32; 0 for an empty tensor; NaN spreads."""
     if x.numel() == 0:
         return torch.zeros((), device=x.device)
+    compiled = measure_amax_compiled(x)
+    if compiled is not None:
+        return compiled
     low, high = torch.aminmax(x)
     return torch.maximum(-low, high).to(torch.float32)
 
@@ -263,7 +288,7 @@ def _check_plan(
     scale_search: str,
     e8m0_rounding: str,
     scale_dtype: torch.dtype,
-) -> _Plan:
+) -> QuantizePlan:
     mode_record = get_mode(mode)
     if record.scale != "e4m3" and mode not in ("halfbyte", "nunchaku"):
         raise FormatError(f"mode {mode!r} describes NVFP4 alone; for {record.name} use 'halfbyte'")
@@ -276,7 +301,7 @@ def _check_plan(
         raise FormatError(f"e8m0_rounding {e8m0_rounding!r} is unknown; use one of: {known}")
     if scale_dtype not in _INPUT_DTYPES:
         raise FormatError(f"scale_dtype {scale_dtype}: wanted float16, bfloat16 or float32")
-    return _Plan(record, mode_record, scale_search, e8m0_rounding, scale_dtype)
+    return QuantizePlan(record, mode_record, scale_search, e8m0_rounding, scale_dtype)
 
 
 def _check_input(x: torch.Tensor, name: str) -> None:

@@ -4,7 +4,7 @@ import ctypes
 import os
 import warnings
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 from halfbyte.errors import HalfbyteError
@@ -85,7 +85,7 @@ def available_levels(loaded: NativeLibrary) -> list[str]:
     return [name for level, name in enumerate(LEVELS) if has_level(level)]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _load(path: Path, highest: str) -> NativeLibrary | None:
     if highest not in LEVELS:
         raise HalfbyteError(f"HALFBYTE_NATIVE_ISA={highest!r}, wanted one of: {', '.join(LEVELS)}")

@@ -55,6 +55,10 @@ FLOAT_OP(max_f, max)
 inline F16 mul_add(F16 x, F16 y, F16 z) {
   return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
 }
+constexpr bool kHasFusedMultiply = true;
+inline F16 fused_residual(F16 x, F16 q, F16 d) {
+  return {_mm256_fnmadd_ps(q.a, d.a, x.a), _mm256_fnmadd_ps(q.b, d.b, x.b)};
+}
 #define INT_OP(name, op) \
   inline I16 name(I16 x, I16 y) { return {_mm256_##op(x.a, y.a), _mm256_##op(x.b, y.b)}; }
 INT_OP(add_i, add_epi32)

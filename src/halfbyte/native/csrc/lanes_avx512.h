@@ -40,6 +40,8 @@ inline F16 div(F16 a, F16 b) { return {_mm512_div_ps(a.v, b.v)}; }
 inline F16 min_f(F16 a, F16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline F16 max_f(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline F16 mul_add(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+constexpr bool kHasFusedMultiply = true;
+inline F16 fused_residual(F16 x, F16 q, F16 d) { return {_mm512_fnmadd_ps(q.v, d.v, x.v)}; }
 inline I16 add_i(I16 a, I16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline I16 sub_i(I16 a, I16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 inline I16 and_i(I16 a, I16 b) { return {_mm512_and_si512(a.v, b.v)}; }

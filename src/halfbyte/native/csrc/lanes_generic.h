@@ -88,6 +88,12 @@ inline F16 mul_add(F16 a, F16 b, F16 c) {  // may round once or twice: only for 
   EACH r.v[i] = a.v[i] * b.v[i] + c.v[i];
   return r;
 }
+// x - q * d, with one rounding where kHasFusedMultiply.
+constexpr bool kHasFusedMultiply = false;
+inline F16 fused_residual(F16 x, F16 q, F16 d) {
+  EACH x.v[i] -= q.v[i] * d.v[i];
+  return x;
+}
 #define LANE_OP(name, expression)       \
   inline I16 name(I16 a, I16 b) {       \
     I16 r;                              \
