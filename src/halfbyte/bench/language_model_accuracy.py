@@ -74,7 +74,6 @@ def record_hidden_states(
     return states
 
 
-@torch.no_grad()
 def measure_accuracy(
     model: LanguageModel,
     reference: Sequence[torch.Tensor],
@@ -89,27 +88,39 @@ def measure_accuracy(
         windows: the windows that `reference` was recorded on.
         on_window: called after each window, for progress bars.
     """
-    if len(reference) != len(windows) or not windows:
+    states = record_hidden_states(model, windows, on_window)
+    return compare_states(model.logits, reference, states, windows)
+
+
+@torch.no_grad()
+def compare_states(
+    head: Callable[[torch.Tensor], torch.Tensor],
+    reference: Sequence[torch.Tensor],
+    states: Sequence[torch.Tensor],
+    windows: Sequence[PredictionWindow],
+) -> LanguageModelAccuracy:
+    """Return the accuracy that recorded `states` give against `reference`, window by window.
+
+    Args:
+        head: maps hidden states [rows, hidden] to logits [rows, vocab], for both models.
+        reference: [T, hidden] for each window, of the model as shipped.
+        states: [T, hidden] for each window, of the model that is judged.
+        windows: the windows that both were recorded on.
+    """
+    if not len(reference) == len(states) == len(windows) > 0:
         raise FormatError(
-            f"{len(reference)} reference windows for {len(windows)} windows; record the reference "
-            "on the same, non-empty windows"
+            f"{len(reference)} reference and {len(states)} measured windows for {len(windows)} "
+            "windows; record both on the same, non-empty windows"
         )
     sums = torch.zeros(3, dtype=torch.float64)
-    for expected, window in zip(reference, windows, strict=True):
-        hidden = model.hidden_states(window.inputs[None])[0]
+    for expected, measured, window in zip(reference, states, windows, strict=True):
         for start in range(0, len(window.targets), _ROWS):
             rows = slice(start, start + _ROWS)
-            statistics = compare_logits(
-                model.logits(expected[rows]), model.logits(hidden[rows]), window.targets[rows]
+            figures = compare_logits(
+                head(expected[rows]), head(measured[rows]), window.targets[rows]
             )
-            sums += torch.stack(
-                [
-                    statistics.negative_log_likelihood.sum(),
-                    statistics.kl.sum(),
-                    statistics.is_same_top1.sum(),
-                ]
-            )
-        on_window()
+            losses = (figures.negative_log_likelihood, figures.kl, figures.is_same_top1)
+            sums += torch.stack([column.sum(dtype=torch.float64) for column in losses])
     num_tokens = sum(len(window.targets) for window in windows)
     loss, kl, top1 = (sums / num_tokens).tolist()
     perplexity = math.exp(loss) if loss < 700 else math.inf  # exp(709.8) overflows a double
@@ -122,8 +133,7 @@ def compare_logits(
     """Return per-row figures of logits [rows, vocab] against reference logits [rows, vocab].
 
     KL(p || q) = sum p (log p - log q) with p the softmax of the reference, in nats; targets
-    [rows] int64 give the likelihood. Softmax in float32, sums over the vocabulary in float64 by
-    way of row-wise reductions.
+    [rows] int64 give the likelihood. Softmax in float32, sums over the vocabulary in float64.
     """
     log_p = F.log_softmax(reference.float(), dim=-1)
     log_q = F.log_softmax(logits.float(), dim=-1)

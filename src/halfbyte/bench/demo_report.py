@@ -1,0 +1,89 @@
+"""Writes what the demo found: demo.json, demo.png and demo.html, each whole or not at all."""
+
+import json
+import math
+import os
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from halfbyte.bench.demo_chart import draw_chart
+from halfbyte.bench.demo_page import make_page
+from halfbyte.bench.demo_result import DemoResult, DemoRow
+
+
+def make_record(result: DemoResult) -> dict[str, Any]:
+    """Return the result as plain JSON data; a figure that is not finite becomes None."""
+    slices = {
+        name: {"tokens": len(getattr(result.slices, name)), "sha256": digest}
+        for name, digest in result.slices.sha256.items()
+    }
+    record = {
+        "rows": [_make_row(result, row) for row in result.rows],
+        "model": "SmolLM2-135M-Instruct",
+        "is_quick": result.settings.is_quick,
+        "protocol": list(result.protocol),
+        "notes": list(result.notes),
+        "slices": slices,
+        "num_weights": result.num_weights,
+        "versions": result.versions,
+        "machine": result.machine,
+        "seconds": round(result.seconds, 2),
+        "peak_memory_bytes": result.peak_memory_bytes,
+    }
+    finite: dict[str, Any] = _replace_non_finite(record)
+    return finite
+
+
+def _make_row(result: DemoResult, row: DemoRow) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "perplexity": row.accuracy.perplexity,
+        "perplexity_ratio": result.perplexity_ratio(row),
+        "kl": row.accuracy.kl,
+        "top1": row.accuracy.top1,
+        "bytes": row.num_bytes,
+        "bits_per_weight": result.bits_per_weight(row),
+        "quantize_s": round(row.quantize_s, 2),
+        "evaluate_s": round(row.evaluate_s, 2),
+        "layers": [asdict(layer) for layer in row.layers],
+    }
+
+
+def _replace_non_finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _replace_non_finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_replace_non_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_report(result: DemoResult, folder: Path) -> list[Path]:
+    """Return the paths of the files written into `folder`, which is made where it is missing.
+
+    Everything is rendered before anything is written.
+    """
+    text = json.dumps(make_record(result), indent=1, allow_nan=False) + "\n"
+    files = {
+        "demo.json": text.encode(),
+        "demo.html": make_page(result).encode(),
+        "demo.png": draw_chart(result),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        _write_atomically(folder / name, content)
+    return [folder / name for name in files]
+
+
+def _write_atomically(path: Path, content: bytes) -> None:
+    """Write to a temporary name in the same folder, then rename: readers never see a part."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.chmod(temporary, 0o644)  # mkstemp makes files that only the owner can read
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

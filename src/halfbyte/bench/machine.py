@@ -1,0 +1,55 @@
+"""What a result was measured on: processor, cores, software versions, peak memory."""
+
+import os
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from halfbyte.version import __version__
+
+_CPU_INFO = Path("/proc/cpuinfo")
+
+
+def describe_machine() -> dict[str, str | int]:
+    """Return the processor's name, usable cores, torch's threads, and the operating system."""
+    return {
+        "cpu": _read_cpu_name(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1,
+        "torch_threads": torch.get_num_threads(),
+        "system": platform.platform(),
+    }
+
+
+def list_versions(distributions: tuple[str, ...]) -> dict[str, str]:
+    """Return the versions of Python, halfbyte and the named distributions that are installed."""
+    versions = {"python": platform.python_version(), "halfbyte": __version__}
+    for name in distributions:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return versions
+
+
+def read_peak_memory_bytes() -> int | None:
+    """Return this process's largest resident size so far, or None where the system hides it."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts KiB
+
+
+def _read_cpu_name() -> str:
+    if _CPU_INFO.is_file():
+        for line in _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
