@@ -3,14 +3,13 @@
 `formats.quantize` asks here first; where the answer is no it does the work in torch.
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from halfbyte.formats.block_counts import BlockCounts
 from halfbyte.formats.block_format import BlockFormat
 from halfbyte.formats.elements import encode_scalar
 from halfbyte.formats.nvfp4 import GlobalScale
+from halfbyte.formats.quantize_plan import QuantizePlan
 from halfbyte.native import NativeLibrary, library
 from halfbyte.native.quantize_blocks import (
     QuantizedBlocks,
@@ -19,9 +18,6 @@ from halfbyte.native.quantize_blocks import (
     measure_amax,
     quantize_blocks,
 )
-
-if TYPE_CHECKING:
-    from halfbyte.formats.quantize import QuantizePlan
 
 _ELEMENTS = ("e2m1", "int4", "uint4")
 
@@ -47,7 +43,7 @@ def measure_amax_compiled(x: torch.Tensor) -> torch.Tensor | None:
 
 
 def quantize_compiled(
-    loaded: NativeLibrary, x: torch.Tensor, plan: "QuantizePlan", scale: GlobalScale
+    loaded: NativeLibrary, x: torch.Tensor, plan: QuantizePlan, scale: GlobalScale
 ) -> QuantizedBlocks:
     """Return the codes, scales and counts of `x`; `nonfinite` blocks are for the caller to refuse.
 
@@ -61,7 +57,7 @@ def quantize_compiled(
     return quantize_blocks(loaded, values, make_settings(plan, scale))
 
 
-def make_settings(plan: "QuantizePlan", scale: GlobalScale) -> QuantizeSettings:
+def make_settings(plan: QuantizePlan, scale: GlobalScale) -> QuantizeSettings:
     """Return `plan` and the global scale as the plain settings of the compiled loops."""
     record, mode = plan.format, plan.mode
     return QuantizeSettings(

@@ -2,11 +2,11 @@
 
 Invariants: all arithmetic is float32 in a stated order, so every implementation gives the same
 bytes; inputs of any strides give the bytes of their contiguous copy; memory beside input and
-output is bounded by a few chunks.
+output is bounded by a few chunks (and a copy of an input whose columns are not adjacent).
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import torch
@@ -22,10 +22,10 @@ from halfbyte.formats.compiled import (
     measure_amax_compiled,
     quantize_compiled,
 )
-from halfbyte.formats.e8m0 import E8M0_ROUNDINGS, decode_e8m0
+from halfbyte.formats.e8m0 import decode_e8m0
 from halfbyte.formats.elements import decode_table, get_element
 from halfbyte.formats.int4 import quantize_integer_blocks
-from halfbyte.formats.modes import QuantizeMode, get_mode
+from halfbyte.formats.modes import get_mode
 from halfbyte.formats.mx import quantize_mx_blocks
 from halfbyte.formats.nvfp4 import (
     E4M3_MAX,
@@ -34,6 +34,11 @@ from halfbyte.formats.nvfp4 import (
     quantize_nvfp4_blocks,
 )
 from halfbyte.formats.packing import pack_codes, unpack_codes
+from halfbyte.formats.quantize_plan import (
+    QuantizePlan,
+    check_global_scale,
+    check_input,
+)
 from halfbyte.formats.scale_search import (
     SEARCH_E4M3_MAX,
     search_integer_blocks,
@@ -43,20 +48,8 @@ from halfbyte.formats.scale_search import (
 
 CHUNK_ELEMENTS = 1 << 19  # 2 MiB of float32: intermediate tensors stay in the cache
 
-_INPUT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _SCALE_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _BlockQuantizer = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, BlockCounts]]
-
-
-@dataclass(frozen=True)
-class QuantizePlan:
-    """What one call asked for, checked."""
-
-    format: BlockFormat
-    mode: QuantizeMode
-    scale_search: str
-    e8m0_rounding: str
-    scale_dtype: torch.dtype
 
 
 def quantize(
@@ -111,9 +104,9 @@ def quantize_with_counts(
         FormatError: a wrong dtype, shape, name or combination, or `x` contains NaN or Inf.
     """
     record = get_format(format) if isinstance(format, str) else format
-    plan = _check_plan(record, mode, scale_search, e8m0_rounding, scale_dtype)
-    _check_input(x, "x")
-    _check_global_scale(record, global_scale)
+    plan = QuantizePlan(record, get_mode(mode), scale_search, e8m0_rounding, scale_dtype)
+    check_input(x, "x")
+    check_global_scale(record, global_scale)
     return _quantize_tensor(x.detach(), plan, global_scale)
 
 
@@ -135,9 +128,9 @@ def quantize_activation(
         raise FormatError(f"activation {act.name!r} {wanted} global_scale")
     mode = "nunchaku" if act.payload_divisor == "unrounded" else "halfbyte"
     scale_dtype = _SCALE_DTYPES[act.scale_dtype or "float16"]
-    plan = _check_plan(act.block_format, mode, "absmax", "floor", scale_dtype)
-    _check_input(z, "z")
-    _check_global_scale(act.block_format, global_scale)
+    plan = QuantizePlan(act.block_format, get_mode(mode), scale_dtype=scale_dtype, tensor_name="z")
+    check_input(z, "z")
+    check_global_scale(act.block_format, global_scale)
     return _quantize_tensor(z.detach(), plan, global_scale)
 
 
@@ -172,8 +165,21 @@ def decode_scales(t: BlockScaledTensor) -> torch.Tensor:
 
 
 def _decode_rows(t: BlockScaledTensor, rows: slice) -> torch.Tensor:
-    table = decode_table(t.format.element).to(t.data.device)
-    return table[unpack_codes(t.data[rows], t.format.element_bits).to(torch.int32)]
+    data = t.data[rows]
+    if t.format.element_bits == 4:
+        pairs = _pair_table(t.format.element).to(data.device)
+        found = torch.index_select(pairs, 0, data.reshape(-1).to(torch.int32))
+        return found.view(torch.float32).reshape(data.shape[0], 2 * data.shape[1])
+    table = decode_table(t.format.element).to(data.device)
+    return table[unpack_codes(data, t.format.element_bits).to(torch.int32)]
+
+
+@cache
+def _pair_table(element: str) -> torch.Tensor:
+    # Both numbers of a packed byte as one 8-byte entry: one lookup a byte instead of two.
+    table = decode_table(element)
+    byte = torch.arange(256)
+    return torch.stack((table[byte & 0x0F], table[byte >> 4]), -1).view(torch.int64).squeeze(-1)
 
 
 def _split_blocks(values: torch.Tensor, block_size: int) -> torch.Tensor:
@@ -194,14 +200,17 @@ def _quantize_tensor(
 ) -> tuple[BlockScaledTensor, BlockCounts]:
     record = plan.format
     loaded = find_library(x, record)
-    if loaded is None or (record.has_global_scale and global_scale is None):
-        _check_finite(x)
-    scale = _resolve_global_scale(x, plan, global_scale)
+    needs_amax = record.has_global_scale and global_scale is None
+    amax = None
+    if loaded is None or needs_amax:  # the compiled loops find NaN and Inf on their way
+        amax = measure_amax(x)
+        _check_finite(amax, x, plan)
+    scale = _make_scale(amax if needs_amax else None, global_scale, plan, x.device)
     multiplier = scale.multiplier if record.has_global_scale else None
     if loaded is not None:
         blocks = quantize_compiled(loaded, x, plan, scale)
         if blocks.nonfinite:
-            _check_finite(x)
+            _check_finite(measure_amax(x), x, plan)
         quantized = BlockScaledTensor(record, blocks.codes, blocks.scales, multiplier, x.shape[1])
         return quantized, count_blocks(blocks)
     data, scales, counts = _quantize_in_torch(x, plan, scale)
@@ -232,17 +241,20 @@ def _quantize_in_torch(
     return data, scales, counts
 
 
-def _resolve_global_scale(
-    x: torch.Tensor, plan: QuantizePlan, global_scale: torch.Tensor | None
+def _make_scale(
+    amax: torch.Tensor | None,
+    global_scale: torch.Tensor | None,
+    plan: QuantizePlan,
+    device: torch.device,
 ) -> GlobalScale:
     if global_scale is not None:
-        multiplier = global_scale.detach().to(x.device).clone()
+        multiplier = global_scale.detach().to(device).clone()
         return GlobalScale(multiplier, 1.0 / multiplier)
-    if not plan.format.has_global_scale:
-        one = torch.ones((), device=x.device)
+    if amax is None:
+        one = torch.ones((), device=device)
         return GlobalScale(one, one)
     e4m3_max = SEARCH_E4M3_MAX if plan.scale_search == "optimal" else E4M3_MAX
-    return make_global_scale(measure_amax(x), plan.mode, e4m3_max)
+    return make_global_scale(amax, plan.mode, e4m3_max)
 
 
 def _choose_block_quantizer(plan: QuantizePlan, scale: GlobalScale) -> _BlockQuantizer:
@@ -271,57 +283,12 @@ def measure_amax(x: torch.Tensor) -> torch.Tensor:
     return torch.maximum(-low, high).to(torch.float32)
 
 
-def _check_finite(x: torch.Tensor) -> None:
-    if bool(measure_amax(x).isfinite()):
+def _check_finite(amax: torch.Tensor, x: torch.Tensor, plan: QuantizePlan) -> None:
+    if bool(amax.isfinite()):
         return
     num_nan = int(x.isnan().sum())
     num_inf = int(x.isinf().sum())
     raise FormatError(
-        f"x contains NaN/Inf: {num_nan} NaN and {num_inf} Inf of {x.numel()} elements; "
-        "a block scale cannot be chosen for them"
+        f"{plan.tensor_name} contains NaN/Inf: {num_nan} NaN and {num_inf} Inf of {x.numel()} "
+        "elements; a block scale cannot be chosen for them"
     )
-
-
-def _check_plan(
-    record: BlockFormat,
-    mode: str,
-    scale_search: str,
-    e8m0_rounding: str,
-    scale_dtype: torch.dtype,
-) -> QuantizePlan:
-    mode_record = get_mode(mode)
-    if record.scale != "e4m3" and mode not in ("halfbyte", "nunchaku"):
-        raise FormatError(f"mode {mode!r} describes NVFP4 alone; for {record.name} use 'halfbyte'")
-    if scale_search not in ("absmax", "optimal"):
-        raise FormatError(f"scale_search {scale_search!r} is unknown; use: absmax, optimal")
-    if scale_search == "optimal" and mode != "halfbyte":
-        raise FormatError("scale_search 'optimal' is halfbyte's own: use mode 'halfbyte' with it")
-    if e8m0_rounding not in E8M0_ROUNDINGS:
-        known = ", ".join(E8M0_ROUNDINGS)
-        raise FormatError(f"e8m0_rounding {e8m0_rounding!r} is unknown; use one of: {known}")
-    if scale_dtype not in _INPUT_DTYPES:
-        raise FormatError(f"scale_dtype {scale_dtype}: wanted float16, bfloat16 or float32")
-    return QuantizePlan(record, mode_record, scale_search, e8m0_rounding, scale_dtype)
-
-
-def _check_input(x: torch.Tensor, name: str) -> None:
-    if x.dtype not in _INPUT_DTYPES:
-        raise FormatError(f"{name}: dtype {x.dtype}, wanted float32, bfloat16 or float16")
-    if x.ndim != 2:
-        raise FormatError(
-            f"{name}: shape {tuple(x.shape)}, wanted [rows, columns]; flatten leading dimensions"
-        )
-
-
-def _check_global_scale(record: BlockFormat, global_scale: torch.Tensor | None) -> None:
-    if global_scale is None:
-        return
-    if not record.has_global_scale:
-        raise FormatError(f"{record.name} has no global_scale; use nvfp4, or leave it out")
-    if global_scale.dtype != torch.float32 or global_scale.ndim != 0:
-        raise FormatError(
-            f"global_scale: {global_scale.dtype} {tuple(global_scale.shape)}, wanted a float32 "
-            "tensor of shape ()"
-        )
-    if not (0.0 < float(global_scale) < float("inf")):
-        raise FormatError(f"global_scale {float(global_scale)}: wanted positive and finite")

@@ -1,0 +1,81 @@
+"""What one call of the quantizer asks for, checked before any work."""
+
+from dataclasses import dataclass
+
+import torch
+
+from halfbyte.errors import FormatError
+from halfbyte.formats.block_format import BlockFormat
+from halfbyte.formats.e8m0 import E8M0_ROUNDINGS
+from halfbyte.formats.modes import QuantizeMode, get_mode
+
+FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class QuantizePlan:
+    """The settings of one call; made by `make_plan`.
+
+    Attributes:
+        format: the number format.
+        mode: the NVFP4 arithmetic.
+        scale_search: "absmax" or "optimal".
+        e8m0_rounding: the scale rule of MX formats.
+        scale_dtype: dtype of the float scales of INT4 and UINT4.
+        tensor_name: how error messages call the input.
+    """
+
+    format: BlockFormat
+    mode: QuantizeMode
+    scale_search: str = "absmax"
+    e8m0_rounding: str = "floor"
+    scale_dtype: torch.dtype = torch.float16
+    tensor_name: str = "x"
+
+    def __post_init__(self) -> None:
+        """Check that the settings exist and go together; FormatError says what does not."""
+        name, mode = self.format.name, self.mode.name
+        if self.format.scale != "e4m3" and mode not in ("halfbyte", "nunchaku"):
+            raise FormatError(f"mode {mode!r} describes NVFP4 alone; for {name} use 'halfbyte'")
+        if self.scale_search not in ("absmax", "optimal"):
+            raise FormatError(
+                f"scale_search {self.scale_search!r} is unknown; use one of: absmax, optimal"
+            )
+        if self.scale_search == "optimal" and mode != "halfbyte":
+            raise FormatError(
+                f"scale_search 'optimal' is halfbyte's own, not mode {mode!r}'s; use mode 'halfbyte'"
+            )
+        if self.e8m0_rounding not in E8M0_ROUNDINGS:
+            known = ", ".join(E8M0_ROUNDINGS)
+            raise FormatError(
+                f"e8m0_rounding {self.e8m0_rounding!r} is unknown; use one of: {known}"
+            )
+        if self.scale_dtype not in FLOAT_DTYPES:
+            raise FormatError(
+                f"scale_dtype {self.scale_dtype}: wanted float16, bfloat16 or float32"
+            )
+
+
+def check_input(x: torch.Tensor, name: str) -> None:
+    """Raise FormatError unless `x` is a [rows, columns] matrix of a 16/32-bit float dtype."""
+    if x.dtype not in FLOAT_DTYPES:
+        raise FormatError(f"{name}: dtype {x.dtype}, wanted float32, bfloat16 or float16")
+    if x.ndim != 2:
+        raise FormatError(
+            f"{name}: shape {tuple(x.shape)}, wanted [rows, columns]; flatten leading dimensions"
+        )
+
+
+def check_global_scale(record: BlockFormat, global_scale: torch.Tensor | None) -> None:
+    """Raise FormatError unless `global_scale` is one that the format takes, or None."""
+    if global_scale is None:
+        return
+    if not record.has_global_scale:
+        raise FormatError(f"{record.name} has no global_scale; use nvfp4, or leave it out")
+    if global_scale.dtype != torch.float32 or global_scale.ndim != 0:
+        raise FormatError(
+            f"global_scale: {global_scale.dtype} {tuple(global_scale.shape)}, wanted a float32 "
+            "tensor of shape ()"
+        )
+    if not (0.0 < float(global_scale) < float("inf")):
+        raise FormatError(f"global_scale {float(global_scale)}: wanted positive and finite")
