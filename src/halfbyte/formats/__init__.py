@@ -22,12 +22,14 @@ from halfbyte.formats.elements import (
 from halfbyte.formats.modes import MODES, QuantizeMode, get_mode
 from halfbyte.formats.packing import pack_nibbles, pack_sixbit, unpack_nibbles, unpack_sixbit
 from halfbyte.formats.quantized_linear import QuantizedLinear
+from halfbyte.formats.scale_layout import SCALE_LAYOUTS, pack_scales, unpack_scales
 
 __all__ = [
     "ACTIVATION_FORMATS",
     "ELEMENTS",
     "FORMATS",
     "MODES",
+    "SCALE_LAYOUTS",
     "ActivationFormat",
     "BlockCounts",
     "BlockFormat",
@@ -42,7 +44,9 @@ __all__ = [
     "get_format",
     "get_mode",
     "pack_nibbles",
+    "pack_scales",
     "pack_sixbit",
     "unpack_nibbles",
+    "unpack_scales",
     "unpack_sixbit",
 ]

@@ -7,14 +7,14 @@ import torch
 from halfbyte.errors import FormatError
 from halfbyte.formats.block_format import BlockFormat
 from halfbyte.formats.e8m0 import E8M0_ROUNDINGS
-from halfbyte.formats.modes import QuantizeMode, get_mode
+from halfbyte.formats.modes import QuantizeMode
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
 class QuantizePlan:
-    """The settings of one call; made by `make_plan`.
+    """The settings of one call; bad ones raise when the record is made.
 
     Attributes:
         format: the number format.
@@ -43,7 +43,7 @@ class QuantizePlan:
             )
         if self.scale_search == "optimal" and mode != "halfbyte":
             raise FormatError(
-                f"scale_search 'optimal' is halfbyte's own, not mode {mode!r}'s; use mode 'halfbyte'"
+                f"scale_search 'optimal' is halfbyte's own, but mode is {mode!r}; use 'halfbyte'"
             )
         if self.e8m0_rounding not in E8M0_ROUNDINGS:
             known = ", ".join(E8M0_ROUNDINGS)
