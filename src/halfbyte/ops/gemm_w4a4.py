@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from halfbyte.errors import FormatError
+from halfbyte.formats.block_counts import BlockCounts
 from halfbyte.formats.block_scaled_tensor import BlockScaledTensor
 from halfbyte.ops.checks import check_device, check_float_dtype
 from halfbyte.ops.linear_parts import (
@@ -39,7 +40,7 @@ def gemm_w4a4(
     check_device("gemm_w4a4", act[0].device, linear)
     values = _make_values(act, parsed)
     lora_act = act[3] if is_present(act[3]) else None
-    quantized = cpu.QuantizedActivation.from_parts(values, lora_act)
+    quantized = cpu.QuantizedActivation(values=values, lora_act=lora_act, counts=BlockCounts())
     y: torch.Tensor = cpu.gemm_w4a4(quantized, make_linear(linear, parsed), out_dtype)
     return y
 

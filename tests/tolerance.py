@@ -1,0 +1,46 @@
+"""The error that a result may have: twice that of the same layer in plain torch, same precision."""
+
+import numpy as np
+import torch
+
+from halfbyte.formats.quantized_linear import QuantizedLinear
+from halfbyte.reference import dequantize, dequantize_activation, quantize_act_lora, w4a4_linear
+from halfbyte.reference.decode import Float64Array
+
+
+def measure_error(y: torch.Tensor, wanted: Float64Array) -> float:
+    """Return the relative Frobenius error of y; 0 for two empty or two zero matrices."""
+    assert tuple(y.shape) == wanted.shape
+    difference = float(np.linalg.norm(y.double().numpy() - wanted))
+    size = float(np.linalg.norm(wanted))
+    return difference / size if size else difference
+
+
+def measure_torch_error(x: torch.Tensor, linear: QuantizedLinear) -> float:
+    """Return the error of the same layer on dequantized operands, done by torch in x's dtype."""
+
+    def in_dtype(values: Float64Array | torch.Tensor | None) -> torch.Tensor | None:
+        return None if values is None else torch.as_tensor(values).to(x.dtype)
+
+    operand: torch.Tensor | None = x
+    if linear.activation is not None:
+        operand = in_dtype(dequantize_activation(quantize_act_lora(x, linear)))
+    elif linear.smooth is not None:
+        operand = x / in_dtype(linear.smooth)
+    weight = in_dtype(dequantize(linear.weight))
+    assert operand is not None
+    assert weight is not None
+    y = operand @ weight.T
+    if linear.channel_scale is not None:
+        y = y * in_dtype(linear.channel_scale)
+    if linear.bias is not None:
+        y = y + in_dtype(linear.bias)
+    if linear.lora_down is not None and linear.lora_up is not None:
+        y = y + (x @ linear.lora_down.to(x.dtype).T) @ linear.lora_up.to(x.dtype).T
+    return measure_error(y, w4a4_linear(x, linear))
+
+
+def assert_close_to_reference(y: torch.Tensor, x: torch.Tensor, linear: QuantizedLinear) -> None:
+    """Assert that y is within twice the same-precision torch error of the float64 truth."""
+    assert y.dtype == x.dtype
+    assert measure_error(y, w4a4_linear(x, linear)) <= 2.0 * measure_torch_error(x, linear)
