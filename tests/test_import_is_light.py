@@ -1,0 +1,67 @@
+"""Importing stays light: the root needs nothing, and the CPU half needs no CuTe and no CUDA."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "src" / "halfbyte"
+
+# The folders that never import CuTe or CUDA, and those that may only do so inside functions.
+FOLDERS = [
+    *("native", "formats", "reference", "svdquant", "checkpoints", "cpu", "arch", "ptx"),
+    *("virtual", "timing", "checks", "ops", "nn", "bench", "cli"),
+]
+
+BLOCKER = """
+import importlib, pkgutil, sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("cutlass", "cuda", "cute", "triton"):
+            raise ImportError(f"{name} is blocked by this test")
+
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+def run_python(program: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", program, *arguments]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+def list_modules_after(statement: str) -> set[str]:
+    program = f"{statement}\nimport sys\nprint(*sys.modules)"
+    return {name.partition(".")[0] for name in run_python(program).split()}
+
+
+def test_import_halfbyte_imports_no_torch_no_numpy_no_gpu_package() -> None:
+    heavy = {"torch", "numpy", "cuda", "cutlass", "safetensors", "typer", "rich"}
+    assert list_modules_after("import halfbyte") & heavy == set()
+
+
+def test_the_command_line_imports_no_torch_and_no_numpy() -> None:
+    assert list_modules_after("import halfbyte.cli.main") & {"torch", "numpy"} == set()
+
+
+def test_native_imports_no_torch() -> None:
+    assert "torch" not in list_modules_after("import halfbyte.native")
+
+
+@pytest.mark.parametrize("folder", [name for name in FOLDERS if (PACKAGE / name).is_dir()])
+def test_every_module_of_the_folder_imports_without_cute_and_cuda(folder: str) -> None:
+    program = f"""{BLOCKER}
+package = importlib.import_module("halfbyte.{folder}")
+for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+    if not module.name.rpartition(".")[2].startswith(("_halfbyte", "__main__")):
+        importlib.import_module(module.name)
+"""
+    run_python(program)
+
+
+def test_the_blocker_of_this_test_blocks() -> None:
+    program = f"{BLOCKER}\ntry:\n    import cutlass\nexcept ImportError as error:\n    print(error)"
+    assert "blocked" in run_python(program)
