@@ -19,7 +19,11 @@ from halfbyte.ops.linear_parts import (
 _NUM_ACT_PARTS = 4  # codes, scales, global_scale, lora_act
 
 
-@torch.library.custom_op("halfbyte::gemm_w4a4", mutates_args=())
+@torch.library.custom_op(
+    "halfbyte::gemm_w4a4",
+    mutates_args=(),
+    schema="(Tensor[] act, Tensor[] linear, str spec, ScalarType out_dtype) -> Tensor",
+)
 def gemm_w4a4(
     act: Sequence[torch.Tensor], linear: Sequence[torch.Tensor], spec: str, out_dtype: torch.dtype
 ) -> torch.Tensor:

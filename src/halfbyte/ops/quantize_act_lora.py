@@ -16,7 +16,11 @@ from halfbyte.ops.linear_parts import (
 )
 
 
-@torch.library.custom_op("halfbyte::quantize_act_lora", mutates_args=())
+@torch.library.custom_op(
+    "halfbyte::quantize_act_lora",
+    mutates_args=(),
+    schema="(Tensor x, Tensor[] linear, str spec) -> (Tensor, Tensor, Tensor, Tensor)",
+)
 def quantize_act_lora(
     x: torch.Tensor, linear: Sequence[torch.Tensor], spec: str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

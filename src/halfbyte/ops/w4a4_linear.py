@@ -8,7 +8,11 @@ from halfbyte.ops.checks import check_device, check_input
 from halfbyte.ops.linear_parts import decode_spec, make_linear
 
 
-@torch.library.custom_op("halfbyte::w4a4_linear", mutates_args=())
+@torch.library.custom_op(
+    "halfbyte::w4a4_linear",
+    mutates_args=(),
+    schema="(Tensor x, Tensor[] linear, str spec) -> Tensor",
+)
 def w4a4_linear(x: torch.Tensor, linear: Sequence[torch.Tensor], spec: str) -> torch.Tensor:
     """Return y [M, N] in x's dtype, rounded once; see `halfbyte.reference.w4a4_linear`.
 

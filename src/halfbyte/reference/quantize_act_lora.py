@@ -115,15 +115,9 @@ def quantize_rows(
         count = int((~np.isfinite(z)).sum())
         raise FormatError(f"x contains NaN/Inf after shift and smooth: {count} elements")
     block_format = activation.block_format
-    rows, columns = z.shape
-    num_blocks = -(-columns // block_format.block_size)
-    padded = np.zeros((rows, num_blocks * block_format.block_size), dtype=np.float32)
-    padded[:, :columns] = z
-    blocks = padded.reshape(rows, num_blocks, block_format.block_size)
-    if block_format.element == "uint4":
-        amax = np.maximum(blocks, np.float32(0)).max(axis=2, initial=0)
-    else:
-        amax = np.abs(blocks).max(axis=2, initial=0)
+    blocks = cut_blocks(z, block_format.block_size)
+    positive = np.maximum(blocks, np.float32(0)) if block_format.element == "uint4" else blocks
+    amax = np.abs(positive).max(axis=2, initial=0)
     g = choose_global_scale(activation, amax, global_scale)
 
     with np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore"):
@@ -142,15 +136,24 @@ def quantize_rows(
     codes[is_zero] = 0  # -0.0 inside a zero block is code 0, not 8
     return ReferenceActivation(
         block_format=block_format,
-        codes=codes.reshape(rows, num_blocks * block_format.block_size),
+        codes=codes.reshape(len(z), amax.shape[1] * block_format.block_size),
         scale_bytes=scale_bytes,
         scales=stored,
         global_scale=float(g),
         lora_act=lora_act,
-        columns=columns,
+        columns=z.shape[1],
         saturated=int(saturated.sum()),
         flushed=int(flushed.sum()),
     )
+
+
+def cut_blocks(z: Float32Array, block_size: int) -> Float32Array:
+    """Return z [M, K] as [M, blocks, block_size], the last block padded with zeros."""
+    rows, columns = z.shape
+    num_blocks = -(-columns // block_size)
+    padded = np.zeros((rows, num_blocks * block_size), dtype=np.float32)
+    padded[:, :columns] = z
+    return padded.reshape(rows, num_blocks, block_size)
 
 
 def choose_global_scale(
