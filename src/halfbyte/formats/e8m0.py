@@ -18,6 +18,7 @@ E8M0Rounding = Literal["floor", "ceil", "even", "rceil"]
 E8M0_ROUNDINGS: tuple[str, ...] = get_args(E8M0Rounding)
 
 _F32_MANTISSA_BITS = 23
+_F32_HALF_NORMAL = 1 << 22  # bits of 2**-127
 _F32_MANTISSA_MASK = (1 << _F32_MANTISSA_BITS) - 1
 
 
@@ -53,7 +54,8 @@ def choose_e8m0(
         bits = bits + (1 << (_F32_MANTISSA_BITS - element.mantissa_bits - 1))
     exponents = (bits >> _F32_MANTISSA_BITS) & 0xFF
     if rounding in ("ceil", "rceil"):
-        exponents = exponents + ((bits & _F32_MANTISSA_MASK) != 0)
+        # A subnormal number up to 2**-127 stays below the smallest scale: nothing to round up.
+        exponents = exponents + (((bits & _F32_MANTISSA_MASK) != 0) & (bits > _F32_HALF_NORMAL))
     if rounding != "rceil":
         exponents = exponents - element.max_exponent
     scales = exponents.clamp_(0, E8M0_MAX)
