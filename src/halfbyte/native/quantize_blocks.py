@@ -13,9 +13,9 @@ from halfbyte.native import records
 from halfbyte.native.library import NativeLibrary
 
 VALUE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_SCALE_RULES = {"e4m3": 0, "e8m0": 1, "float": 2}
+SCALE_RULES = {"e4m3": 0, "e8m0": 1, "float": 2}
 _SCALE_STORAGE = {"e4m3": torch.float8_e4m3fn, "e8m0": torch.float8_e8m0fnu}
-_ELEMENTS = {"e2m1": 0, "int4": 1, "uint4": 2}
+ELEMENTS = {"e2m1": 0, "int4": 1, "uint4": 2}
 _SCALE_ORDERS = {"divide_twice": 0, "divide_product": 1, "multiply_divisor": 2}
 _PAYLOAD_ORDERS = {"divide_product": 0, "reciprocal": 1, "divide_quotient": 2, "unrounded": 3}
 _E8M0_ROUNDINGS = {"floor": 0, "ceil": 1, "even": 2, "rceil": 3}
@@ -132,8 +132,8 @@ def quantize_blocks(
         min_scale=settings.min_scale,
         value_type=VALUE_TYPES[x.dtype],
         has_shift=int(shift != 0.0),
-        element=_ELEMENTS[settings.element],
-        scale_rule=_SCALE_RULES[settings.scale],
+        element=ELEMENTS[settings.element],
+        scale_rule=SCALE_RULES[settings.scale],
         scale_type=VALUE_TYPES.get(storage, 0),
         block_size=block,
         scale_order=_SCALE_ORDERS[settings.block_scale_order],

@@ -62,4 +62,62 @@ class AmaxJob(ctypes.Structure):
     )
 
 
-RECORDS: tuple[type[ctypes.Structure], ...] = (QuantizeJob, AmaxJob)
+class LinearJob(ctypes.Structure):
+    """One call of halfbyte_linear; fields as in csrc/abi.h."""
+
+    _fields_ = (
+        ("struct_bytes", ctypes.c_int64),
+        ("a_codes", ctypes.c_void_p),
+        ("a_scales", ctypes.c_void_p),
+        ("w_codes", ctypes.c_void_p),
+        ("w_scales", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("outputs", ctypes.c_int64),
+        ("depth", ctypes.c_int64),
+        ("rank", ctypes.c_int64),
+        ("channel_scale", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("lora_act", ctypes.c_void_p),
+        ("lora_up", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("out_stride", ctypes.c_int64),
+        ("alpha", ctypes.c_float),
+        ("a_element", ctypes.c_int32),
+        ("w_element", ctypes.c_int32),
+        ("scale_rule", ctypes.c_int32),
+        ("a_scale_type", ctypes.c_int32),
+        ("w_scale_type", ctypes.c_int32),
+        ("block_size", ctypes.c_int32),
+        ("bias_type", ctypes.c_int32),
+        ("lora_type", ctypes.c_int32),
+        ("out_type", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+    )
+
+
+class DequantizeJob(ctypes.Structure):
+    """One call of halfbyte_dequantize; fields as in csrc/abi.h."""
+
+    _fields_ = (
+        ("struct_bytes", ctypes.c_int64),
+        ("codes", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+        ("values", ctypes.c_void_p),
+        ("row_stride", ctypes.c_int64),
+        ("multiplier", ctypes.c_float),
+        ("element", ctypes.c_int32),
+        ("scale_rule", ctypes.c_int32),
+        ("scale_type", ctypes.c_int32),
+        ("block_size", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+    )
+
+
+RECORDS: tuple[type[ctypes.Structure], ...] = (
+    QuantizeJob,
+    AmaxJob,
+    LinearJob,
+    DequantizeJob,
+)

@@ -70,18 +70,93 @@ struct AmaxJob {
   int32_t nonfinite;   // out
 };
 
+// out[m, n] = (sum_k a[m, k] * w[n, k]) * alpha * channel_scale[n] + bias[n]
+//             + sum_r lora_act[m, r] * lora_up[n, r], from packed 4-bit codes and block scales.
+struct LinearJob {
+  int64_t struct_bytes;
+  const uint8_t* a_codes;  // [rows, depth / 2]
+  const void* a_scales;    // [rows, depth / block_size]
+  const uint8_t* w_codes;  // [outputs, depth / 2]
+  const void* w_scales;    // [outputs, depth / block_size]
+  int64_t rows;
+  int64_t outputs;
+  int64_t depth;  // K, padded to whole blocks
+  int64_t rank;
+  const float* channel_scale;  // [outputs] or null
+  const void* bias;            // [outputs] or null
+  const float* lora_act;       // [rows, rank]
+  const void* lora_up;         // [outputs, rank]
+  void* out;                   // [rows, outputs]
+  int64_t out_stride;          // elements
+  float alpha;                 // product of the global scales
+  int32_t a_element;
+  int32_t w_element;
+  int32_t scale_rule;    // ScaleRule of both operands
+  int32_t a_scale_type;  // ValueType of float scales
+  int32_t w_scale_type;
+  int32_t block_size;
+  int32_t bias_type;
+  int32_t lora_type;
+  int32_t out_type;
+  int32_t threads;
+};
+
+// values[i, k] = element * (block scale * multiplier) of packed rows, float32.
+struct DequantizeJob {
+  int64_t struct_bytes;
+  const uint8_t* codes;
+  const void* scales;
+  int64_t rows;
+  int64_t columns;  // logical; the padding is not written
+  float* values;
+  int64_t row_stride;  // elements
+  float multiplier;
+  int32_t element;
+  int32_t scale_rule;
+  int32_t scale_type;
+  int32_t block_size;
+  int32_t threads;
+};
+
+// Activations of a chunk of rows, decoded to int8, by tiles of kTileRows rows:
+// codes [tiles][blocks][kTileRows][block_size], starts and scales [tiles][blocks][kTileRows].
+constexpr int kTileRows = 8;
+struct Activations {
+  int8_t* codes;
+  int32_t* starts;  // first value of a block's sum: what the offset of unsigned weights adds, negated
+  float* scales;
+  int64_t first_row;
+  int64_t rows;
+};
+
+// Weights of kPanelColumns outputs, decoded: codes [depth / 4][16][4] unsigned, the rest [.][16].
+constexpr int kPanelColumns = 16;
+struct Panel {
+  uint8_t* codes;
+  float* scales;
+  float* lora_up;  // [rank][16]
+  float* bias;     // [16]
+  float* factor;   // [16]: alpha * channel_scale
+};
+
 // What one instruction-set unit provides. Row ranges are independent; counts are added.
 struct Kernels {
   const char* name;
   void (*quantize_rows)(const QuantizeJob*, int64_t first, int64_t last, int64_t* counts);
   void (*amax_rows)(const AmaxJob*, int64_t first, int64_t last, float* amax, int32_t* nonfinite);
+  void (*dequantize_rows)(const DequantizeJob*, int64_t first, int64_t last);
+  void (*decode_tile)(const LinearJob*, const Activations*, int64_t tile);
+  void (*decode_panel)(const LinearJob*, int64_t panel, const Panel*);
+  void (*multiply_tile)(const LinearJob*, const Activations*, int64_t tile, int64_t panel,
+                        const Panel*);
 };
 
 const Kernels* generic_kernels();
 const Kernels* avx2_kernels();    // null where the unit was not built for this architecture
 const Kernels* avx512_kernels();
 
-// Runs task(context, i) for i in 0..tasks-1 on at most `threads` threads, the caller's included.
-void run_tasks(int64_t tasks, int threads, void (*task)(void*, int64_t), void* context);
+// Runs task(context, i, worker) for i in 0..tasks-1 on at most `threads` threads, the caller's
+// included; worker is below `threads` and never in use twice at once.
+void run_tasks(int64_t tasks, int threads, void (*task)(void*, int64_t, int), void* context);
 
 }  // namespace halfbyte

@@ -3,11 +3,13 @@
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include "lanes_avx2.h"
+#include "packed_linear.h"
 #include "quantize_blocks.h"
 
 namespace halfbyte {
 const Kernels* avx2_kernels() {
-  static const Kernels kernels = {"avx2", quantize_rows, amax_rows};
+  static const Kernels kernels = {"avx2",      quantize_rows, amax_rows,    dequantize_rows,
+                                  decode_tile, decode_panel,  multiply_tile};
   return &kernels;
 }
 }  // namespace halfbyte

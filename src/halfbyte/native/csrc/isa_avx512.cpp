@@ -8,11 +8,13 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 #include "lanes_avx512.h"
+#include "packed_linear.h"
 #include "quantize_blocks.h"
 
 namespace halfbyte {
 const Kernels* avx512_kernels() {
-  static const Kernels kernels = {"avx512", quantize_rows, amax_rows};
+  static const Kernels kernels = {"avx512",      quantize_rows, amax_rows,    dequantize_rows,
+                                  decode_tile, decode_panel,  multiply_tile};
   return &kernels;
 }
 }  // namespace halfbyte

@@ -7,6 +7,8 @@
 
 namespace {
 
+constexpr int kRegisterRows = 4;  // rows of float sums that fit in registers
+
 struct F16 {
   __m256 a, b;
 };
@@ -131,16 +133,40 @@ inline I16 lookup_bytes(const uint8_t* table, I16 x) {
   const __m256i wide = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
   return {_mm256_shuffle_epi8(wide, x.a), _mm256_shuffle_epi8(wide, x.b)};
 }
-inline I16 dot4(I16 sums, const uint8_t* weights, const int8_t* a) {
-  // Pair sums stay within 2 * 24 * 15 = 720: VPMADDUBSW cannot saturate.
-  int32_t four;
-  std::memcpy(&four, a, 4);
-  const __m256i wide = _mm256_set1_epi32(four);
-  const __m256i ones = _mm256_set1_epi16(1);
+inline I16 load_nibbles(const uint8_t* p) {
+  int32_t low, high;
+  std::memcpy(&low, p, 4);
+  std::memcpy(&high, p + 4, 4);
+  const __m256i mask = _mm256_set1_epi64x(0x0000000F0000000F);
+  const __m256i a = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(low));
+  const __m256i b = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(high));
+  return {_mm256_and_si256(_mm256_or_si256(a, _mm256_slli_epi64(a, 28)), mask),
+          _mm256_and_si256(_mm256_or_si256(b, _mm256_slli_epi64(b, 28)), mask)};
+}
+inline void store_f16(uint16_t* p, F16 x) {
+  _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
+  _mm_storeu_si128((__m128i*)(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
+}
+inline void store_low_halves(uint16_t* p, I16 x) {  // values below 2^16
+  const __m256i both = _mm256_packus_epi32(x.a, x.b);
+  _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(both, 0xD8));
+}
+template <int quads>
+inline I16 dot_block(I16 sums, const uint8_t* weights, const int8_t* a) {
+  // Int16 partial sums: a pair is at most 2 * 24 * 12 (E2M1) or 2 * 15 * 15 (INT4) in size, so 8
+  // quads of E2M1 (block 32) stay below 4608 and 16 of INT4 below 7200: nothing saturates.
   const __m256i* w = (const __m256i*)weights;
-  const __m256i low = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_loadu_si256(w), wide), ones);
-  const __m256i high = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_loadu_si256(w + 1), wide), ones);
-  return {_mm256_add_epi32(sums.a, low), _mm256_add_epi32(sums.b, high)};
+  __m256i low = _mm256_setzero_si256(), high = low;
+  for (int q = 0; q < quads; ++q) {
+    int32_t four;
+    std::memcpy(&four, a + 4 * q, 4);
+    const __m256i wide = _mm256_set1_epi32(four);
+    low = _mm256_add_epi16(low, _mm256_maddubs_epi16(_mm256_loadu_si256(w + 2 * q), wide));
+    high = _mm256_add_epi16(high, _mm256_maddubs_epi16(_mm256_loadu_si256(w + 2 * q + 1), wide));
+  }
+  const __m256i ones = _mm256_set1_epi16(1);
+  return {_mm256_add_epi32(sums.a, _mm256_madd_epi16(low, ones)),
+          _mm256_add_epi32(sums.b, _mm256_madd_epi16(high, ones))};
 }
 
 }  // namespace

@@ -7,6 +7,8 @@
 
 namespace {
 
+constexpr int kRegisterRows = 8;  // rows of float sums that fit in registers
+
 struct F16 {
   __m512 v;
 };
@@ -90,10 +92,26 @@ inline I16 lookup_bytes(const uint8_t* table, I16 a) {
   const __m512i wide = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table));
   return {_mm512_shuffle_epi8(wide, a.v)};
 }
-inline I16 dot4(I16 sums, const uint8_t* weights, const int8_t* a) {
-  int32_t four;
-  std::memcpy(&four, a, 4);
-  return {_mm512_dpbusd_epi32(sums.v, _mm512_loadu_si512(weights), _mm512_set1_epi32(four))};
+inline I16 load_nibbles(const uint8_t* p) {
+  const __m512i pair = _mm512_cvtepu8_epi64(_mm_loadl_epi64((const __m128i*)p));
+  const __m512i spread = _mm512_or_si512(pair, _mm512_slli_epi64(pair, 28));
+  return {_mm512_and_si512(spread, _mm512_set1_epi64(0x0000000F0000000F))};
+}
+inline void store_f16(uint16_t* p, F16 a) {
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+}
+inline void store_low_halves(uint16_t* p, I16 a) {
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(a.v));
+}
+template <int quads>
+inline I16 dot_block(I16 sums, const uint8_t* weights, const int8_t* a) {
+  for (int q = 0; q < quads; ++q) {
+    int32_t four;
+    std::memcpy(&four, a + 4 * q, 4);
+    const __m512i w = _mm512_loadu_si512(weights + 64 * q);
+    sums.v = _mm512_dpbusd_epi32(sums.v, w, _mm512_set1_epi32(four));
+  }
+  return sums;
 }
 
 }  // namespace

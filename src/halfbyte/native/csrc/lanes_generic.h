@@ -7,6 +7,8 @@
 
 namespace {
 
+constexpr int kRegisterRows = 2;  // rows of float sums that fit in registers
+
 struct F16 {
   float v[16];
 };
@@ -179,11 +181,35 @@ inline I16 lookup_bytes(const uint8_t* table, I16 a) {
   std::memcpy(a.v, bytes, 64);
   return a;
 }
-// sums[c] += sum_j w[4c + j] * a[j]: 16 columns of 4 unsigned weights by 4 signed activations.
-inline I16 dot4(I16 sums, const uint8_t* weights, const int8_t* a) {
-  for (int c = 0; c < 16; ++c) {
-    const uint8_t* w = weights + 4 * c;
-    sums.v[c] += w[0] * a[0] + w[1] * a[1] + w[2] * a[2] + w[3] * a[3];
+// 16 nibbles of 8 bytes, the low nibble first.
+inline I16 load_nibbles(const uint8_t* p) {
+  I16 r;
+  EACH r.v[i] = (p[i / 2] >> (4 * (i % 2))) & 15;
+  return r;
+}
+// Float16 with overflow to infinity, as a cast does.
+inline uint16_t half_of_float(float value) {
+  const uint32_t bits = bits_of_float(value);
+  const uint16_t sign = (uint16_t)((bits >> 16) & 0x8000);
+  const uint32_t size = bits & 0x7FFFFFFF;
+  if (size > 0x7F800000) return sign | 0x7E00;
+  if (size >= 0x477FF000) return sign | 0x7C00;  // 65520 and above round to infinity
+  if (size < 0x38800000) {  // below 2^-14: adding 1/2 rounds to multiples of 2^-24
+    return sign | (uint16_t)(bits_of_float(float_of_bits(size) + 0.5f) - 0x3F000000);
+  }
+  return sign | (uint16_t)((size - 0x38000000 + 0xFFF + ((size >> 13) & 1)) >> 13);
+}
+inline void store_f16(uint16_t* p, F16 a) { EACH p[i] = half_of_float(a.v[i]); }
+inline void store_low_halves(uint16_t* p, I16 a) { EACH p[i] = (uint16_t)a.v[i]; }
+// sums + products of 16 columns with 4 * quads unsigned weights each (layout [quad][16][4], at
+// most 24 in size) by signed activations (at most 15 in size).
+template <int quads>
+inline I16 dot_block(I16 sums, const uint8_t* weights, const int8_t* a) {
+  for (int q = 0; q < quads; ++q, weights += 64, a += 4) {
+    for (int c = 0; c < 16; ++c) {
+      const uint8_t* w = weights + 4 * c;
+      sums.v[c] += w[0] * a[0] + w[1] * a[1] + w[2] * a[2] + w[3] * a[3];
+    }
   }
   return sums;
 }

@@ -2,16 +2,14 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
-#include <new>
 
 #include "abi.h"
+#include "dispatch.h"
 
 #define HALFBYTE_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace halfbyte {
 namespace {
-
-enum Status { kOk = 0, kBadRecord = 1, kNoMemory = 2 };
 
 // A row range per task: a few tasks a thread even out rows that take longer.
 int64_t rows_per_task(int64_t rows, int threads) {
@@ -25,7 +23,7 @@ struct QuantizeTask {
   std::mutex mutex;
 };
 
-void quantize_task(void* context, int64_t index) {
+void quantize_task(void* context, int64_t index, int) {
   auto* task = static_cast<QuantizeTask*>(context);
   const int64_t first = index * task->step;
   int64_t counts[kNumCounters] = {};
@@ -42,7 +40,7 @@ struct AmaxTask {
   std::mutex mutex;
 };
 
-void amax_task(void* context, int64_t index) {
+void amax_task(void* context, int64_t index, int) {
   auto* task = static_cast<AmaxTask*>(context);
   const int64_t first = index * task->step;
   float amax = 0.0f;
@@ -52,6 +50,18 @@ void amax_task(void* context, int64_t index) {
   const std::lock_guard<std::mutex> lock(task->mutex);
   task->job->amax = std::max(task->job->amax, amax);
   task->job->nonfinite |= nonfinite;
+}
+
+struct DequantizeTask {
+  const Kernels* kernels;
+  const DequantizeJob* job;
+  int64_t step;
+};
+
+void dequantize_task(void* context, int64_t index, int) {
+  const auto* task = static_cast<DequantizeTask*>(context);
+  const int64_t first = index * task->step;
+  task->kernels->dequantize_rows(task->job, first, std::min(first + task->step, task->job->rows));
 }
 
 const Kernels* kernels_of(int level) {
@@ -78,8 +88,9 @@ HALFBYTE_EXPORT int32_t halfbyte_abi_version() { return HALFBYTE_ABI_VERSION; }
 
 // Sizes of the records, so that the caller's and the library's cannot drift apart unseen.
 HALFBYTE_EXPORT int64_t halfbyte_record_bytes(int32_t record) {
-  if (record == 0) return sizeof(QuantizeJob);
-  return record == 1 ? sizeof(AmaxJob) : 0;
+  constexpr int64_t kSizes[] = {sizeof(QuantizeJob), sizeof(AmaxJob), sizeof(LinearJob),
+                                sizeof(DequantizeJob)};
+  return record >= 0 && record < 4 ? kSizes[record] : 0;
 }
 
 // 1 where instruction-set `level` (0 generic, 1 avx2, 2 avx512) is built and this CPU has it.
@@ -102,4 +113,18 @@ HALFBYTE_EXPORT int32_t halfbyte_amax(int32_t level, AmaxJob* job) {
   AmaxTask task{kernels, job, rows_per_task(job->rows, job->threads), {}};
   run_tasks((job->rows + task.step - 1) / task.step, job->threads, amax_task, &task);
   return kOk;
+}
+
+HALFBYTE_EXPORT int32_t halfbyte_dequantize(int32_t level, DequantizeJob* job) {
+  const Kernels* kernels = kernels_of(level);
+  if (kernels == nullptr || job->struct_bytes != sizeof(DequantizeJob)) return kBadRecord;
+  DequantizeTask task{kernels, job, rows_per_task(job->rows, job->threads)};
+  run_tasks((job->rows + task.step - 1) / task.step, job->threads, dequantize_task, &task);
+  return kOk;
+}
+
+HALFBYTE_EXPORT int32_t halfbyte_linear(int32_t level, LinearJob* job) {
+  const Kernels* kernels = kernels_of(level);
+  if (kernels == nullptr || job->struct_bytes != sizeof(LinearJob)) return kBadRecord;
+  return run_linear(kernels, *job);
 }

@@ -1,0 +1,121 @@
+// The order of work of a packed linear layer: chunks of rows, panels of outputs, threads, memory.
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+
+#include "abi.h"
+#include "dispatch.h"
+
+namespace halfbyte {
+namespace {
+
+constexpr int64_t kActivationBytes = 3 << 20;  // of decoded activations: stays in the L2 cache
+constexpr int64_t kPanelBytes = 320 << 10;     // of decoded weights a thread
+
+// One 64-byte aligned allocation, handed out in aligned pieces.
+class Arena {
+ public:
+  explicit Arena(int64_t bytes) : memory_((char*)std::aligned_alloc(64, round_up(bytes))) {}
+  ~Arena() { std::free(memory_); }
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+  bool is_ready() const { return memory_ != nullptr; }
+  template <typename T>
+  T* take(int64_t count) {
+    T* piece = reinterpret_cast<T*>(memory_ + used_);
+    used_ += round_up(count * (int64_t)sizeof(T));
+    return piece;
+  }
+  static int64_t round_up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+ private:
+  char* memory_;
+  int64_t used_ = 0;
+};
+
+// Sizes of one call; fixed before any work.
+struct Plan {
+  int64_t blocks;       // of one row
+  int64_t chunk_rows;   // rows decoded together, a multiple of kTileRows
+  int64_t panels;       // of the whole output
+  int64_t group;        // panels that a thread decodes before it multiplies
+  int threads;
+
+  explicit Plan(const LinearJob& job) {
+    blocks = job.depth / job.block_size;
+    const int64_t row_bytes = job.depth + 8 * blocks;
+    const int64_t most = std::max<int64_t>(kTileRows, kActivationBytes / row_bytes);
+    chunk_rows = (std::min(job.rows, most) + kTileRows - 1) / kTileRows * kTileRows;
+    panels = (job.outputs + kPanelColumns - 1) / kPanelColumns;
+    threads = std::max(1, job.threads);
+    const int64_t fits = std::max<int64_t>(1, kPanelBytes / panel_bytes(job));
+    group = std::min({fits, int64_t{8}, (panels + threads - 1) / threads});
+  }
+  int64_t panel_bytes(const LinearJob& job) const {
+    return kPanelColumns * (job.depth + 4 * (blocks + job.rank + 2));
+  }
+  int64_t total_bytes(const LinearJob& job) const {
+    const int64_t panel = panel_bytes(job) + 64 * 5;
+    return chunk_rows * (job.depth + 8 * blocks) + 64 * 3 + threads * group * panel;
+  }
+};
+
+struct LinearTask {
+  const Kernels* kernels;
+  const LinearJob* job;
+  const Plan* plan;
+  Activations act;
+  Panel* panels;  // [threads][group]
+};
+
+void decode_task(void* context, int64_t tile, int) {
+  const auto* task = static_cast<LinearTask*>(context);
+  task->kernels->decode_tile(task->job, &task->act, tile);
+}
+
+void multiply_task(void* context, int64_t index, int worker) {
+  const auto* task = static_cast<LinearTask*>(context);
+  const Plan& plan = *task->plan;
+  const Panel* panels = task->panels + worker * plan.group;
+  const int64_t first = index * plan.group;
+  const int64_t count = std::min(plan.group, plan.panels - first);
+  for (int64_t p = 0; p < count; ++p) {
+    task->kernels->decode_panel(task->job, first + p, &panels[p]);
+  }
+  const int64_t tiles = (task->act.rows + kTileRows - 1) / kTileRows;
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    for (int64_t p = 0; p < count; ++p) {
+      task->kernels->multiply_tile(task->job, &task->act, tile, first + p, &panels[p]);
+    }
+  }
+}
+
+}  // namespace
+
+Status run_linear(const Kernels* kernels, const LinearJob& job) {
+  const Plan plan(job);
+  Arena arena(plan.total_bytes(job));
+  const std::unique_ptr<Panel[]> panels(new (std::nothrow) Panel[plan.threads * plan.group]);
+  if (!arena.is_ready() || panels == nullptr) return kNoMemory;
+  LinearTask task{kernels, &job, &plan, {}, panels.get()};
+  task.act.codes = arena.take<int8_t>(plan.chunk_rows * job.depth);
+  task.act.starts = arena.take<int32_t>(plan.chunk_rows * plan.blocks);
+  task.act.scales = arena.take<float>(plan.chunk_rows * plan.blocks);
+  for (int64_t i = 0; i < plan.threads * plan.group; ++i) {
+    panels[i].codes = arena.take<uint8_t>(kPanelColumns * job.depth);
+    panels[i].scales = arena.take<float>(kPanelColumns * plan.blocks);
+    panels[i].lora_up = arena.take<float>(kPanelColumns * job.rank);
+    panels[i].bias = arena.take<float>(kPanelColumns);
+    panels[i].factor = arena.take<float>(kPanelColumns);
+  }
+  for (int64_t row = 0; row < job.rows; row += plan.chunk_rows) {
+    task.act.first_row = row;
+    task.act.rows = std::min(plan.chunk_rows, job.rows - row);
+    const int64_t tiles = (task.act.rows + kTileRows - 1) / kTileRows;
+    run_tasks(tiles, tiles < 4 ? 1 : plan.threads, decode_task, &task);
+    run_tasks((plan.panels + plan.group - 1) / plan.group, plan.threads, multiply_task, &task);
+  }
+  return kOk;
+}
+
+}  // namespace halfbyte
