@@ -15,6 +15,7 @@ from halfbyte.errors import CheckpointError, FormatError
 from halfbyte.formats.activation import ACTIVATION_FORMATS, ActivationFormat
 from halfbyte.formats.block_format import FORMATS, BlockFormat
 from halfbyte.formats.block_scaled_tensor import BlockScaledTensor
+from halfbyte.formats.elements import get_element
 from halfbyte.formats.packing import unpack_codes
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.formats.safetensors_header import MAX_DIMENSION, quoted
@@ -40,16 +41,6 @@ SCALE_LAYOUT = "linear"
 MAX_WEIGHT_MAGNITUDE = 65504.0
 MIN_WEIGHT_MAGNITUDE = 2.0**-40  # of a tensor that is not all zero; the same mistake, other way
 
-# Largest finite magnitude of an element code, for the range check (OCP MX v1.0, section 5.3).
-_LARGEST_ELEMENT = {
-    "e2m1": 6.0,
-    "e2m3": 7.5,
-    "e3m2": 28.0,
-    "e4m3": 448.0,
-    "e5m2": 57344.0,
-    "int4": 8.0,
-    "uint4": 15.0,
-}
 _PAYLOAD_DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
@@ -230,7 +221,7 @@ def _check_magnitude(where: str, weight: BlockScaledTensor) -> None:
         return
     if bool(torch.signbit(scales).any()):
         _fail(f"{where}.{BLOCK_SCALE}", "negative block scales", "scales of at least 0")
-    largest = float(scales.max()) * _LARGEST_ELEMENT[weight.format.element]
+    largest = float(scales.max()) * get_element(weight.format.element).max_value
     if weight.global_scale is not None:
         largest *= float(weight.global_scale)
     if largest > MAX_WEIGHT_MAGNITUDE or 0 < largest < MIN_WEIGHT_MAGNITUDE:

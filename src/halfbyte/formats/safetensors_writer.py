@@ -173,10 +173,14 @@ def make_temporary_file(path: Path) -> Path:
 
 
 def write_bytes_atomically(path: Path, data: bytes) -> None:
-    """Write a small file under a temporary name, then rename it into place."""
-    temporary = make_temporary_file(path)
+    """Write a small file under a temporary name, then rename it into place.
+
+    The temporary name is fixed, so that what a kill leaves behind goes with the next write.
+    """
+    temporary = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        with open(temporary, "wb") as stream:
+        with open(os.open(temporary, flags, 0o666), "wb") as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())

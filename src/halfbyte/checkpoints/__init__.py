@@ -1,0 +1,1 @@
+"""Checkpoint files of every family: recognised here, loaded by one module per family."""

@@ -1,0 +1,193 @@
+"""`halfbyte quantize`: a safetensors file or sharded directory to 4 bits; parsing and printing."""
+
+import json
+import resource
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from halfbyte.errors import UsageError
+
+if TYPE_CHECKING:
+    from halfbyte.svdquant.presets import SVDQuantPreset
+    from halfbyte.svdquant.quantize_file import ProgressEvent, QuantizeFileRequest
+
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, what shells report for Ctrl-C
+DEFAULT_PRESET = "nvfp4_weight_only_r32"
+_SHOWN_LAYERS = 5  # worst layers in the closing table; the report holds all
+_STAGES = {"check": "checking input", "quantize": "quantizing"}
+
+_EPILOG = (
+    "Examples: `halfbyte quantize model.safetensors model-nvfp4.safetensors`; "
+    "`halfbyte quantize model/ model-int4/ --preset int4_weight_only_r32 --rank 64`; "
+    "`halfbyte quantize model/ out/ --exclude '*.down_proj' --report out.json`. "
+    "A run that was interrupted or killed continues when the same command is given again."
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to `app`."""
+    app.command(name="quantize", epilog=_EPILOG)(quantize)
+
+
+def quantize(
+    paths: Annotated[
+        tuple[Path, Path],
+        typer.Argument(
+            metavar="IN OUT",
+            help="IN: a .safetensors file, or a directory with shards. OUT: a .safetensors file; "
+            "for a directory IN also a directory.",
+        ),
+    ],
+    preset: Annotated[
+        str, typer.Option(help="What to make; an unknown name lists the known ones.")
+    ] = DEFAULT_PRESET,
+    rank: Annotated[
+        int | None, typer.Option(min=0, max=4096, help="Low-rank width instead of the preset's.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an OUT of other making.")] = False,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(help="Glob on layer names: quantize these alone, embeddings and heads too."),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="Glob on layer names: never quantize these.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="JSON report; default OUT's name with .report.json.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as one JSON object.")
+    ] = False,
+) -> None:
+    """Quantize every linear of a model with SVDQuant, without data and in little memory."""
+    from halfbyte.svdquant.linear_rules import LinearRules
+    from halfbyte.svdquant.quantize_file import QuantizeFileRequest
+
+    rules = LinearRules(include=tuple(include or ()), exclude=tuple(exclude or ()))
+    request = QuantizeFileRequest(
+        *paths, _find_preset(preset, rank), rules, report=report, force=force
+    )
+    console = Console(stderr=True, highlight=False)
+    result = _run(request, console)
+    if as_json:
+        typer.echo(json.dumps(result, indent=1))
+    else:
+        _print_result(result, request, console)
+
+
+def _find_preset(name: str, rank: int | None) -> "SVDQuantPreset":
+    from halfbyte.svdquant.presets import PRESETS
+
+    if name not in PRESETS:
+        raise typer.BadParameter(f"{name!r} is unknown; use one of: {', '.join(PRESETS)}")
+    preset = PRESETS[name]
+    return preset if rank is None else replace(preset, rank=rank)
+
+
+def _run(request: "QuantizeFileRequest", console: Console) -> dict[str, Any]:
+    from halfbyte.svdquant.quantize_file import quantize_file
+
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+        TextColumn("peak {task.fields[peak]}"),
+        TextColumn("{task.fields[unit]}", markup=False),
+        console=console,
+    )
+    try:
+        with progress:
+            outcome = quantize_file(request, _ProgressDisplay(progress).show)
+    except UsageError as error:
+        raise typer.BadParameter(str(error)) from error
+    except KeyboardInterrupt:
+        console.print("interrupted; give the same command again to continue")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    return {
+        "status": outcome.status,
+        "resumed_units": outcome.resumed_units,
+        "peak_rss_bytes": read_peak_rss_bytes(),
+        "report_path": str(request.report_path),
+        "report": outcome.report,
+    }
+
+
+class _ProgressDisplay:
+    """Shows the events of a run as one bar per stage."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._tasks: dict[str, Any] = {}
+
+    def show(self, event: "ProgressEvent") -> None:
+        """Show one event."""
+        if event.stage == "note":
+            self._progress.console.print(_show(event.text))
+            return
+        if event.stage not in self._tasks:
+            self._tasks[event.stage] = self._progress.add_task(
+                _STAGES[event.stage], total=event.total_bytes, peak="", unit=""
+            )
+        self._progress.update(
+            self._tasks[event.stage],
+            completed=event.done_bytes,
+            peak=f"{read_peak_rss_bytes() / 1e6:.0f} MB",
+            unit=_printable(event.text),
+        )
+
+
+def read_peak_rss_bytes() -> int:
+    """Return the most memory this process has held so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
+
+
+def _print_result(result: dict[str, Any], request: "QuantizeFileRequest", console: Console) -> None:
+    target = escape(str(request.target))
+    report = result["report"]
+    if report is None:
+        console.print(
+            f"{target} is the finished result of this input with these settings already; "
+            "nothing to do (--force makes it again)"
+        )
+        return
+    totals, passthrough = report["totals"], report["passthrough"]
+    table = Table(show_header=False, title=target, title_justify="left")
+    before, after = totals["linear_bytes_before"], totals["linear_bytes_after"]
+    table.add_row("linears", f"{totals['layers']} as {request.preset.weight_format}")
+    table.add_row("their bytes", f"{before:,} -> {after:,} ({before / max(after, 1):.2f}x smaller)")
+    table.add_row("bits per weight", f"{totals['bits_per_weight']:.3f}, scales and low rank too")
+    table.add_row("relative error", f"mean {totals['mean_relative_error']:.4f}")
+    for layer in sorted(report["layers"], key=lambda row: -row["relative_error"])[:_SHOWN_LAYERS]:
+        table.add_row("  worst", f"{layer['relative_error']:.4f} {_show(layer['name'])}")
+    for name in ("saturated", "flushed", "zero"):
+        table.add_row(f"{name} blocks", f"{totals[name]:,} of {totals['blocks']:,}")
+    table.add_row("other tensors", f"{passthrough['tensors']}, {passthrough['bytes']:,} bytes")
+    table.add_row("peak memory", f"{result['peak_rss_bytes'] / 1e6:.0f} MB")
+    table.add_row("report", escape(result["report_path"]))
+    console.print(table)
+    if report["unindexed"]:
+        console.print(f"not in the index, but kept: {_show(', '.join(report['unindexed']))}")
+    if report["not_copied"]:
+        console.print(f"not copied from the input: {_show(', '.join(report['not_copied']))}")
+
+
+def _printable(name: str) -> str:
+    from halfbyte.formats.safetensors_header import printable
+
+    return printable(name)
+
+
+def _show(name: str) -> str:
+    return escape(_printable(name))

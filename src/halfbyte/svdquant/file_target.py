@@ -1,0 +1,64 @@
+"""Whether a target path can be meant and written, decided before any work."""
+
+import os
+import shutil
+from pathlib import Path
+
+from halfbyte.errors import CheckpointError, UsageError
+
+
+def check_target(source: Path, target: Path, report: Path) -> None:
+    """Raise an error if `source` and `target` cannot be meant, or `target` cannot be written.
+
+    Raises:
+        UsageError: the same place, one inside the other, a file where a directory belongs, a
+            missing parent directory, a report on top of input or output.
+        CheckpointError: no such source, or a place without write permission.
+    """
+    if not os.path.lexists(source):
+        raise CheckpointError(f"{source}: there is no such file or directory; check the path")
+    if target.name in ("", ".", ".."):
+        raise UsageError(f"{target}: names no file; give a name for the output")
+    real_source, real_target = source.resolve(), target.resolve()
+    if real_source == real_target or _is_same_file(source, target):
+        raise UsageError(f"{target}: output and input are the same; choose another output")
+    if source.is_dir() and real_target.is_relative_to(real_source):
+        raise UsageError(f"{target}: lies inside the input {source}; choose a place outside it")
+    if real_source.is_relative_to(real_target):
+        raise UsageError(f"{target}: contains the input {source}; choose another output")
+    if source.is_file() and target.is_dir():
+        raise UsageError(
+            f"{target}: is a directory and {source} one file; give the output file's name"
+        )
+    if target.is_symlink():
+        raise UsageError(f"{target}: is a link; give the place it leads to")
+    if report.resolve() in (real_source, real_target) or report.is_dir():
+        raise UsageError(f"{report}: cannot hold the report; choose another --report")
+    for path in (target, report):
+        _check_parent(path)
+
+
+def check_free_space(target: Path, num_bytes: int) -> None:
+    """Raise CheckpointError if the disk of `target` has less than `num_bytes` left."""
+    free = shutil.disk_usage(target.parent).free
+    if free < num_bytes:
+        raise CheckpointError(
+            f"{target}: needs {num_bytes} bytes and the disk has {free} left; free some space or "
+            "choose another place"
+        )
+
+
+def _check_parent(path: Path) -> None:
+    parent = path.parent
+    if not parent.is_dir():
+        word = "is a file" if parent.exists() else "does not exist"
+        raise UsageError(f"{path}: its directory {parent} {word}; make it or choose another place")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise CheckpointError(f"{path}: {parent} may not be written; check its permissions")
+
+
+def _is_same_file(left: Path, right: Path) -> bool:
+    try:
+        return os.path.samefile(left, right)
+    except OSError:
+        return False

@@ -1,0 +1,37 @@
+"""Working through a large matrix a few rows at a time."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from halfbyte.formats.block_scaled_tensor import BlockScaledTensor
+from halfbyte.formats.quantized_linear import QuantizedLinear
+
+ROW_CHUNK_ELEMENTS = 4 * 2**20  # 16 MiB of float32
+
+
+def iter_row_ranges(
+    rows: int, columns: int, chunk_elements: int = ROW_CHUNK_ELEMENTS
+) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) ranges that cover `rows`, each of about `chunk_elements` elements."""
+    step = max(1, chunk_elements // max(columns, 1))
+    for start in range(0, rows, step):
+        yield start, min(start + step, rows)
+
+
+def slice_rows(linear: QuantizedLinear, start: int, stop: int) -> QuantizedLinear:
+    """Return output features [start, stop) of `linear`, sharing its memory."""
+    weight = linear.weight
+    part = BlockScaledTensor(
+        weight.format,
+        weight.data[start:stop],
+        weight.scales[start:stop],
+        weight.global_scale,
+        weight.columns,
+    )
+    return replace(
+        linear,
+        weight=part,
+        channel_scale=None if linear.channel_scale is None else linear.channel_scale[start:stop],
+        lora_up=None if linear.lora_up is None else linear.lora_up[start:stop],
+        bias=None if linear.bias is None else linear.bias[start:stop],
+    )

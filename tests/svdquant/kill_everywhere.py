@@ -1,0 +1,95 @@
+"""Kills quantize_file at every system call that changes the disk, reruns it, compares bytes.
+
+Runs in a process of its own with one thread: it forks, and a fork loses OpenMP's threads.
+Usage: python -m tests.svdquant.kill_everywhere IN OUT {--directory} {--force}; prints JSON.
+"""
+
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from halfbyte.svdquant.presets import PRESETS
+from halfbyte.svdquant.quantize_file import QuantizeFileRequest, quantize_file
+from tests.svdquant.checkpoint_files import read_tree
+
+CALLS = ("pwrite", "write", "fsync", "replace", "rename", "ftruncate", "mkdir", "unlink", "rmdir")
+
+
+def kill_at_call(number: int) -> None:
+    """Patch `os` so that its `number`-th disk change kills the process before it happens."""
+    count = 0
+
+    def make_counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any, **keywords: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*arguments, **keywords)
+
+        return counted
+
+    for name in CALLS:
+        setattr(os, name, make_counted(getattr(os, name)))
+
+
+def run(request: QuantizeFileRequest, kill_at: int | None) -> int:
+    """Run once in a fork; return its wait status."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            if kill_at is not None:
+                kill_at_call(kill_at)
+            quantize_file(request)
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitpid(child, 0)[1]
+
+
+def clear(target: Path, old: Path | None) -> None:
+    """Put the directory of `target` back to where a first run starts."""
+    shutil.rmtree(target.parent)
+    target.parent.mkdir()
+    if old is not None:
+        shutil.copytree(old, target)
+
+
+def main() -> None:
+    """Kill at call 1, 2, ... until a run gets through unharmed."""
+    source, target = Path(sys.argv[1]), Path(sys.argv[2])
+    force = "--force" in sys.argv
+    old = None
+    if force:
+        old = target.parent.parent / "old"
+        old.mkdir()
+        (old / "keep.txt").write_text("old output")
+    preset = PRESETS["nvfp4_weight_only_r32"]
+    request = QuantizeFileRequest(source, target, preset, force=force)
+    clear(target, old)
+    assert run(request, None) == 0
+    wanted, names = read_tree(target), sorted(os.listdir(target.parent))
+    kill_at, failures = 0, []
+    while True:
+        kill_at += 1
+        clear(target, old)
+        if run(request, kill_at) == 0:
+            break
+        half = read_tree(target) if target.exists() else {}
+        if half not in ({}, wanted, {"keep.txt": b"old output"}):
+            failures.append(f"call {kill_at}: half an output is visible")
+        if run(request, None) != 0:
+            failures.append(f"call {kill_at}: the second run failed")
+        elif read_tree(target) != wanted or sorted(os.listdir(target.parent)) != names:
+            failures.append(f"call {kill_at}: {sorted(os.listdir(target.parent))} differs")
+    print(json.dumps({"kills": kill_at - 1, "failures": failures}))
+
+
+if __name__ == "__main__":
+    main()
