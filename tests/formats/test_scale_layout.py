@@ -24,7 +24,7 @@ def make_scales(rows: int, columns: int, dtype: torch.dtype = torch.uint8) -> to
 
 
 def bits_of(tensor: torch.Tensor) -> list[int]:
-    return tensor.contiguous().view(torch.uint8).flatten().tolist()
+    return tensor.flatten().view(torch.uint8).tolist()
 
 
 def test_swizzled_offsets_are_those_of_the_hardware() -> None:

@@ -89,7 +89,8 @@ inline I16 choose_e8m0(F16 amax, int32_t rounding) {
   I16 exponent = shift_right<23>(bits);
   if (rounding == 1 || rounding == 3) {
     const I16 mantissa = and_i(bits, splat_i(0x7FFFFF));
-    exponent = add_i(exponent, min_i(mantissa, splat_i(1)));
+    const I16 above_least = max_i(sub_i(bits, splat_i(1 << 22)), splat_i(0));  // 0 up to 2^-127
+    exponent = add_i(exponent, min_i(min_i(mantissa, above_least), splat_i(1)));
   }
   if (rounding != 3) exponent = sub_i(exponent, splat_i(2));
   return max_i(min_i(exponent, splat_i(254)), splat_i(0));
