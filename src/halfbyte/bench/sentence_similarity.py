@@ -76,7 +76,6 @@ _MODULES = (
     "tempfile",
     "textwrap",
     "threading",
-    "typing",
     "unittest.mock",
     "urllib.parse",
     "uuid",

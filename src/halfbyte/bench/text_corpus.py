@@ -94,10 +94,9 @@ def make_windows(
     """
     if len(before) < 1 or length < 1:
         raise FormatError(f"{len(before)=} and {length=} must both be at least 1")
-    stream = torch.cat([before[-1:], tokens])
-    # The last token is a target only, which the equal slices of `stream` and `tokens` ensure.
+    previous = torch.cat([before[-1:], tokens[:-1]])  # the last token is a target only
     return [
-        PredictionWindow(stream[start : start + length], tokens[start : start + length])
+        PredictionWindow(previous[start : start + length], tokens[start : start + length])
         for start in range(0, len(tokens), length)
     ]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _INSTALL_READERS = "run: pip install gguf tokenizers"
-_CONTROL_TOKEN = 3  # GGUF tokenizer.ggml.token_type: tokens never matched inside plain text
+_CONTROL_TOKEN = 3  # tokenizer.ggml.token_type of <|im_start|> and its like (llama.cpp, llama.h)
 
 # GGUF tensor name -> our parameter name; `{i}` is the layer.
 _LAYER_TENSORS = {
@@ -83,12 +83,6 @@ def load_smollm2(path: Path | None = None, *, num_layers: int | None = None) -> 
     weights, linear_bytes = _read_weights(reader, config, path)
     _assign_weights(model, weights, path)
     return SmolLM2(model.eval(), tokenizer, path, linear_bytes)
-
-
-def load_smollm2_tokenizer(path: Path | None = None) -> "Tokenizer":
-    """Return the tokenizer alone, without reading weights; raises as `load_smollm2`."""
-    path = find_smollm2() if path is None else path
-    return read_tokenizer(_open_gguf(path), path)
 
 
 def read_config(reader: "GGUFReader", path: Path) -> LlamaConfig:
