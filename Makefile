@@ -56,7 +56,7 @@ test-long: setup test-peers
 	$(BIN)/python -m pytest -m "long or not long" $(ARGS)
 
 test-peers: setup-peers
-	$(PEERS_VENV)/bin/python -m pytest -m peers $(ARGS)
+	$(PEERS_VENV)/bin/python -m pytest -m peers tests/peers $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
