@@ -7,10 +7,12 @@ import torch
 
 from halfbyte.formats.block_counts import BlockCounts
 from halfbyte.formats.block_format import BlockFormat
+from halfbyte.formats.block_scaled_tensor import BlockScaledTensor
 from halfbyte.formats.elements import encode_scalar
 from halfbyte.formats.nvfp4 import GlobalScale
 from halfbyte.formats.quantize_plan import QuantizePlan
 from halfbyte.native import NativeLibrary, library
+from halfbyte.native.packed_linear import PackedOperand, dequantize_packed
 from halfbyte.native.quantize_blocks import (
     QuantizedBlocks,
     QuantizeSettings,
@@ -81,3 +83,25 @@ def make_settings(plan: QuantizePlan, scale: GlobalScale) -> QuantizeSettings:
 def count_blocks(blocks: QuantizedBlocks) -> BlockCounts:
     """Return the counts of a compiled run as the record of the formats."""
     return BlockCounts(blocks.scales.numel(), blocks.saturated, blocks.flushed, blocks.zero)
+
+
+def make_operand(t: BlockScaledTensor) -> PackedOperand:
+    """Return `t` as the compiled loops take it; 4-bit formats alone."""
+    return PackedOperand(
+        codes=t.data.contiguous(),
+        scales=t.scales.contiguous(),
+        element=t.format.element,
+        scale=t.format.scale,
+        block_size=t.format.block_size,
+        multiplier=1.0 if t.global_scale is None else float(t.global_scale),
+    )
+
+
+def dequantize_compiled(t: BlockScaledTensor) -> torch.Tensor | None:
+    """Return the float32 numbers of `t`: [rows, columns]; None where the loops cannot do it."""
+    loaded = find_library(t.data, t.format)
+    if loaded is None:
+        return None
+    out = torch.empty(t.shape, dtype=torch.float32)
+    dequantize_packed(loaded, make_operand(t), out)
+    return out

@@ -18,6 +18,7 @@ from halfbyte.formats.block_format import BlockFormat, get_format
 from halfbyte.formats.block_scaled_tensor import BlockScaledTensor
 from halfbyte.formats.compiled import (
     count_blocks,
+    dequantize_compiled,
     find_library,
     measure_amax_compiled,
     quantize_compiled,
@@ -139,6 +140,9 @@ def dequantize(t: BlockScaledTensor, dtype: torch.dtype = torch.float32) -> torc
 
     value = element * (block_scale * global_scale), two float32 products, then one cast.
     """
+    compiled = dequantize_compiled(t)
+    if compiled is not None:
+        return compiled.to(dtype)
     scales = decode_scales(t)
     out = torch.empty(t.shape, dtype=dtype, device=t.data.device)
     for rows in _row_chunks(t.data.shape[0], t.format.padded_columns(t.columns)):

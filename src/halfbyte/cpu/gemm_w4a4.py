@@ -1,0 +1,114 @@
+"""The product of a quantized activation with packed weights, and what follows it.
+
+Compiled path: block sums exact in int32, weights decoded panel by panel. Torch path: weights
+dequantized a few rows at a time and multiplied in float32.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from halfbyte.cpu.quantize_act_lora import CHUNK_ELEMENTS, QuantizedActivation, row_chunks
+from halfbyte.errors import FormatError
+from halfbyte.formats.block_scaled_tensor import BlockScaledTensor
+from halfbyte.formats.compiled import find_library, make_operand
+from halfbyte.formats.quantize import dequantize
+from halfbyte.formats.quantized_linear import QuantizedLinear
+from halfbyte.native import NativeLibrary
+from halfbyte.native.packed_linear import (
+    Epilogue,
+    PackedOperand,
+    is_multiplicable,
+    multiply_packed,
+)
+
+# Without vector integer products the decoded float32 product is faster beyond so few rows.
+_MAX_GENERIC_ROWS = 4
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@torch.no_grad()
+def gemm_w4a4(
+    act: QuantizedActivation, linear: QuantizedLinear, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """Return the linear's output: [M, N] `out_dtype`, rounded once.
+
+    y = (act @ weight.T) * channel_scale + bias + lora_act @ lora_up.T
+
+    Args:
+        act: what `quantize_act_lora` returned for this linear.
+        linear: the linear; its tensors are on the CPU.
+        out_dtype: float32, bfloat16 or float16.
+
+    Raises:
+        FormatError: an activation of another depth, or an output dtype that is not supported.
+    """
+    if act.values.columns != linear.in_features:
+        raise FormatError(
+            f"act: {act.values.columns} columns, the linear has K={linear.in_features}"
+        )
+    if out_dtype not in _FLOATS:
+        raise FormatError(f"out_dtype {out_dtype}, wanted float32, bfloat16 or float16")
+    out = torch.empty(act.values.shape[0], linear.out_features, dtype=out_dtype)
+    if out.numel() == 0:
+        return out
+    if (act.lora_act is None) != (linear.rank == 0):
+        raise FormatError(f"act: lora_act is {act.lora_act}, but the linear has rank {linear.rank}")
+    loaded = find_library(act.values.data, act.values.format)
+    if loaded is not None and linear.in_features > 0:
+        a, w = make_operand(act.values), make_operand(linear.weight)
+        if _is_worthwhile(loaded, a, w):
+            multiply_packed(loaded, a, w, _make_epilogue(linear, act.lora_act), out)
+            return out
+    multiply_decoded(lambda rows: _decode_rows(act.values, rows), linear, act.lora_act, out)
+    return out
+
+
+def multiply_decoded(
+    read_rows: Callable[[slice], torch.Tensor],
+    linear: QuantizedLinear,
+    lora_act: torch.Tensor | None,
+    out: torch.Tensor,
+) -> None:
+    """Write the linear's output into `out`, all of it, with float32 products of decoded weights.
+
+    Memory beside input and output: one chunk of rows of each operand and one of the product.
+
+    Args:
+        read_rows: the float32 rows of the [M, K] left operand.
+        linear: the linear.
+        lora_act: [M, R] float32 or None.
+        out: [M, N] of a float dtype.
+    """
+    k = linear.in_features
+    weight_rows = max(1, CHUNK_ELEMENTS // max(k, 1))
+    for rows in row_chunks(out.shape[0], k):
+        left = read_rows(rows)
+        for start in range(0, linear.out_features, weight_rows):
+            columns = slice(start, min(start + weight_rows, linear.out_features))
+            y = left @ _decode_rows(linear.weight, columns).T
+            if linear.channel_scale is not None:
+                y *= linear.channel_scale[columns]
+            if linear.bias is not None:
+                y += linear.bias[columns].to(torch.float32)
+            if lora_act is not None and linear.lora_up is not None:
+                y.addmm_(lora_act[rows], linear.lora_up[columns].to(torch.float32).T)
+            out[rows, columns] = y.to(out.dtype)
+
+
+def _is_worthwhile(loaded: NativeLibrary, a: PackedOperand, w: PackedOperand) -> bool:
+    is_fast = loaded.isa != "generic" or a.codes.shape[0] <= _MAX_GENERIC_ROWS
+    return is_fast and is_multiplicable(a, w)
+
+
+def _make_epilogue(linear: QuantizedLinear, lora_act: torch.Tensor | None) -> Epilogue:
+    def dense(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else tensor.detach().contiguous()
+
+    lora_up = None if lora_act is None else dense(linear.lora_up)
+    return Epilogue(dense(linear.channel_scale), dense(linear.bias), dense(lora_act), lora_up)
+
+
+def _decode_rows(t: BlockScaledTensor, rows: slice) -> torch.Tensor:
+    part = BlockScaledTensor(t.format, t.data[rows], t.scales[rows], t.global_scale, t.columns)
+    return dequantize(part)

@@ -1,0 +1,36 @@
+"""A whole 4-bit linear on the CPU, weight-only layers included."""
+
+import torch
+
+from halfbyte.cpu.gemm_w4a4 import gemm_w4a4, multiply_decoded
+from halfbyte.cpu.quantize_act_lora import (
+    check_activation,
+    project_lora,
+    quantize_act_lora,
+    smooth_rows,
+)
+from halfbyte.formats.quantized_linear import QuantizedLinear
+
+
+@torch.no_grad()
+def w4a4_linear(x: torch.Tensor, linear: QuantizedLinear) -> torch.Tensor:
+    """Return the output of `linear` for x: [M, N] in x's dtype, rounded once.
+
+    A weight-only linear (activation None) multiplies x / smooth in float32 with weights that are
+    dequantized a few rows at a time.
+
+    Args:
+        x: [M, K] float32, bfloat16 or float16 on the CPU, any strides.
+        linear: the linear; its tensors are on the CPU.
+
+    Raises:
+        FormatError: an x that does not fit.
+    """
+    if linear.activation is not None:
+        return gemm_w4a4(quantize_act_lora(x, linear), linear, x.dtype)
+    check_activation(x, linear)
+    out = torch.empty(x.shape[0], linear.out_features, dtype=x.dtype)
+    if out.numel():
+        lora_act = project_lora(x, linear)
+        multiply_decoded(lambda rows: smooth_rows(x[rows], linear, 0.0), linear, lora_act, out)
+    return out
