@@ -157,6 +157,7 @@ def test_check_names_finds(tmp_path: Path, name: str, text: str, message: str) -
 
 def test_check_names_passes_whole_words_that_only_contain_a_banned_one(tmp_path: Path) -> None:
     text = "class Renewal:\n    def __new__(cls): ...\ndef domain(database, processed): ...\n"
+    text += "class Page(HTMLParser):\n    def handle_data(self, data): ...\n"  # the parent's name
     write(tmp_path, "src/halfbyte/formats/baseline.py", text)
     code, output = run_tool("check_names.py", tmp_path)
     assert code == 0, output
