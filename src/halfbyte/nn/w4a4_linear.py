@@ -148,7 +148,9 @@ class W4A4Linear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return y [..., N] of x [..., K] in x's dtype.
 
-        Raises FormatError for a wrong last dimension or dtype, or NaN and Inf in a quantized x.
+        A NaN or an infinity in a quantized x makes its row of y NaN, other rows do not change.
+
+        Raises FormatError for a wrong last dimension or dtype.
         """
         if x.ndim == 0 or x.shape[-1] != self.in_features:
             raise FormatError(

@@ -37,7 +37,9 @@ def quantize_act_lora(
         global_scale: [] float32, or [0] where the format has none.
         lora_act: [M, R] float32, [M, 0] without a low-rank branch.
 
-    Raises FormatError for shapes and dtypes, NaN or Inf in x, or a weight-only linear;
+    A block with a NaN or an infinity has a NaN scale and zero codes.
+
+    Raises FormatError for shapes and dtypes, or a weight-only linear;
     UnsupportedHardwareError where no kernel exists for x's device.
     """
     from halfbyte import cpu

@@ -21,7 +21,9 @@ def w4a4_linear(x: torch.Tensor, linear: Sequence[torch.Tensor], spec: str) -> t
         linear: the tensor list of `linear_parts.list_parts`.
         spec: `LinearSpec.encode()` of the linear.
 
-    Raises FormatError for shapes and dtypes, or NaN and Inf in x where x is quantized;
+    A NaN or an infinity in a quantized x makes its row of y NaN, other rows do not change.
+
+    Raises FormatError for shapes and dtypes;
     UnsupportedHardwareError where no kernel exists for x's device.
     """
     from halfbyte import cpu
