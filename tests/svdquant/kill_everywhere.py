@@ -1,9 +1,10 @@
 """Kills quantize_file at every system call that changes the disk, reruns it, compares bytes.
 
 Runs in a process of its own with one thread: it forks, and a fork loses OpenMP's threads.
-Usage: python -m tests.svdquant.kill_everywhere IN OUT {--directory} {--force}; prints JSON.
+Usage: python -m tests.svdquant.kill_everywhere IN OUT STRIDE {--force}; prints JSON.
 """
 
+import itertools
 import json
 import os
 import shutil
@@ -62,8 +63,8 @@ def clear(target: Path, old: Path | None) -> None:
 
 
 def main() -> None:
-    """Kill at call 1, 2, ... until a run gets through unharmed."""
-    source, target = Path(sys.argv[1]), Path(sys.argv[2])
+    """Kill at call 1, 1 + STRIDE, ... until a run gets through unharmed."""
+    source, target, stride = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     force = "--force" in sys.argv
     old = None
     if force:
@@ -75,9 +76,8 @@ def main() -> None:
     clear(target, old)
     assert run(request, None) == 0
     wanted, names = read_tree(target), sorted(os.listdir(target.parent))
-    kill_at, failures = 0, []
-    while True:
-        kill_at += 1
+    failures: list[str] = []
+    for kill_at in itertools.count(1, stride):
         clear(target, old)
         if run(request, kill_at) == 0:
             break
@@ -88,7 +88,7 @@ def main() -> None:
             failures.append(f"call {kill_at}: the second run failed")
         elif read_tree(target) != wanted or sorted(os.listdir(target.parent)) != names:
             failures.append(f"call {kill_at}: {sorted(os.listdir(target.parent))} differs")
-    print(json.dumps({"kills": kill_at - 1, "failures": failures}))
+    print(json.dumps({"kills": (kill_at - 1) // stride, "failures": failures}))
 
 
 if __name__ == "__main__":
