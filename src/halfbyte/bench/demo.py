@@ -157,8 +157,8 @@ def _measure_preset(
     return DemoRow(preset, accuracy, num_bytes, quantized - started, seconds, tuple(layers))
 
 
-def list_block_linears(model: Llama) -> dict[str, nn.Linear]:
-    """Return the nn.Linear modules of the decoder layers by their names in the model."""
+def list_block_linears(model: nn.Module) -> dict[str, nn.Linear]:
+    """Return the nn.Linear modules of the model's `layers` by their names in the model."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -173,7 +173,7 @@ def restore_linears(model: nn.Module, linears: dict[str, nn.Linear]) -> None:
         setattr(model.get_submodule(parent), attribute, linear)
 
 
-def count_linear_bytes(model: Llama, names: Sequence[str]) -> int:
+def count_linear_bytes(model: nn.Module, names: Sequence[str]) -> int:
     """Return the stored bytes of the named 4-bit linears; an unquantized one is an error."""
     total = 0
     for name in names:

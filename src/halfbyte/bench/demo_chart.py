@@ -43,9 +43,9 @@ DARK_THEME = ChartTheme(
     grid="#343b44",
     rows={
         AS_SHIPPED: "#8a9199",
-        "int4_plain": "#8c5a33",
+        "int4_plain": "#a5683a",
         "int4_svdquant_r32": "#f58f3c",
-        "nvfp4_plain": "#3d6d94",
+        "nvfp4_plain": "#4a80ab",
         "nvfp4_svdquant_r32": "#58a9f0",
     },
 )
@@ -124,6 +124,7 @@ def _draw_layer_errors(axes: "Axes", result: DemoResult, theme: ChartTheme) -> N
                 percent,
                 color=theme.rows[row.name],
                 label=row.name,
+                linestyle="-" if "svdquant" in row.name else "--",
                 linewidth=2,
                 marker="o",
                 markersize=3.5,

@@ -1,6 +1,7 @@
 """The demo's HTML page: one self-contained file, light or dark as the reader's system is."""
 
 import base64
+import math
 from html import escape
 
 from halfbyte.bench.demo_chart import DARK_THEME, LIGHT_THEME, draw_chart
@@ -67,8 +68,7 @@ _SUMMARY_HEADS = (
     "top-1",
     "bytes",
     "bits/weight",
-    "quantize, s",
-    "evaluate, s",
+    "seconds",
 )
 _LAYER_HEADS = (
     "linear",
@@ -142,8 +142,7 @@ def _make_summary_row(result: DemoResult, row: DemoRow) -> str:
         f"{accuracy.top1:.1%}",
         f"{row.num_bytes:,}",
         f"{result.bits_per_weight(row):.2f}",
-        f"{row.quantize_s:.1f}" if row.layers else "–",
-        f"{row.evaluate_s:.1f}",
+        f"{row.quantize_s + row.evaluate_s:.1f}",
     )
     marked = ' class="best"' if "svdquant" in row.name else ""
     return f"<tr{marked}>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
@@ -203,8 +202,15 @@ def _make_layer_row(preset: str, index: int, layer: LayerRow) -> str:
         _make_exponent(layer.alpha),
         _make_exponent(layer.beta),
     )
-    cells = "".join(f'<td data-value="{value:.6g}">{escape(text)}</td>' for text, value in values)
+    cells = "".join(
+        f'<td data-value="{_sort_key(value)}">{escape(text)}</td>' for text, value in values
+    )
     return f'<tr data-preset="{escape(preset)}" data-kind="{escape(_kind(layer))}">{cells}</tr>'
+
+
+def _sort_key(value: float) -> str:
+    """Return a number as JavaScript reads it: an exact linear has an infinite SNR."""
+    return "Infinity" if value == math.inf else f"{value:.6g}"
 
 
 def _make_exponent(exponent: float | None) -> tuple[str, float]:

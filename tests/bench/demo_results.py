@@ -1,0 +1,42 @@
+"""A made-up demo result, so that the report is tested without a model."""
+
+import math
+
+import torch
+
+from halfbyte.bench.demo_result import (
+    AS_SHIPPED,
+    PRESETS,
+    QUICK_SETTINGS,
+    DemoResult,
+    DemoRow,
+    DemoSettings,
+    LayerRow,
+)
+from halfbyte.bench.language_model_accuracy import LanguageModelAccuracy
+from halfbyte.bench.text_corpus import describe_protocol, split_tokens
+
+
+def make_result(*, is_quick: bool = False) -> DemoResult:
+    """Return a result of two decoder layers; one SNR is infinite and one name needs escaping."""
+    layers = (
+        LayerRow("layers.0.mlp.up_proj", 0.0, math.inf, 0, 0, 0, None, None),
+        LayerRow("layers.1.self_attn.q_proj", 0.25, 12.04, 3, 2, 1, 0.5, 0.25),
+    )
+    rows = [DemoRow(AS_SHIPPED, LanguageModelAccuracy(16.0, 0.0, 1.0, 2048), 1000, 0.0, 1.5, ())]
+    for index, preset in enumerate(PRESETS):
+        accuracy = LanguageModelAccuracy(20.0 + index, 0.1 * index, 0.8, 2048)
+        rows.append(DemoRow(preset, accuracy, 900 + index, 2.0, 1.0, layers))
+    slices = split_tokens(torch.arange(3000))
+    return DemoResult(
+        settings=QUICK_SETTINGS if is_quick else DemoSettings(),
+        rows=tuple(rows),
+        slices=slices,
+        protocol=tuple(describe_protocol(slices)),
+        notes=("a note with <b>angle brackets</b> & more",),
+        num_weights=1600,
+        versions={"python": "3.11.0", "torch": "2.13.0"},
+        machine={"cpu": "A CPU", "cores": 2, "torch_threads": 2, "system": "Linux"},
+        seconds=12.345,
+        peak_memory_bytes=1_500_000_000,
+    )
