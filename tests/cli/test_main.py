@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from halfbyte.cli import main as program
-from halfbyte.errors import CheckpointError
+from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.version import __version__
 
 
@@ -63,6 +63,11 @@ def test_a_halfbyte_error_is_one_message_and_exit_1(
     captured = capsys.readouterr()
     assert captured.err == "error: a.safetensors: tensor 'w[0]' overlaps 'v'\n"
     assert captured.out == ""
+
+
+def test_contradicting_arguments_exit_2(failing_app: dict[str, BaseException]) -> None:
+    failing_app["error"] = UsageError("IN and OUT are the same file")
+    assert program.main(["fail"]) == 2
 
 
 def test_a_missing_file_is_one_message_and_exit_1(

@@ -4,25 +4,22 @@ Layer: cli, the last folder. A verb module registers itself with `register(app)`
 only inside the verb's function, so that `halfbyte --help` answers at once.
 """
 
-import importlib
 import os
 import sys
-from types import ModuleType
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from halfbyte.errors import HalfbyteError
+from halfbyte.cli import demo, doctor, inspect, quantize
+from halfbyte.errors import HalfbyteError, UsageError
 from halfbyte.version import __version__
 
 EXIT_CLEAN = 0
 EXIT_FINDINGS = 1
 EXIT_MISUSE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, what shells report for Ctrl-C
-
-_VERBS = ("demo", "quantize", "inspect", "doctor")
 
 _EPILOG = (
     "Exit codes: 0 all well; 1 findings, or an error in the input or the machine; "
@@ -63,20 +60,8 @@ def halfbyte(
     """4-bit inference in Python: quantize real checkpoints with SVDQuant and run them."""
 
 
-def _find_verb_module(verb: str) -> ModuleType | None:
-    name = f"halfbyte.cli.{verb}"
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name == name:
-            return None
-        raise
-
-
-for _verb in _VERBS:
-    _module = _find_verb_module(_verb)
-    if _module is not None:
-        _module.register(app)
+for _verb in (demo, quantize, inspect, doctor):
+    _verb.register(app)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -95,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
         if os.environ.get("HALFBYTE_TRACEBACK") == "1":
             raise
         _print_error(error)
-        return EXIT_FINDINGS
+        return EXIT_MISUSE if isinstance(error, UsageError) else EXIT_FINDINGS
     return EXIT_CLEAN
 
 
