@@ -219,14 +219,30 @@ def test_spec_round_trips() -> None:
         assert ops.decode_spec(spec.encode()) == spec
 
 
-def test_nan_in_x_makes_its_row_nan_and_no_other() -> None:
-    parts, spec = arguments_of(make_linear(LinearShape(n=8, k=72)))
-    x = make_input(2, 72)
-    clean = ops.w4a4_linear(x, parts, spec)
-    x[1, 70] = float("nan")
-    y = ops.w4a4_linear(x, parts, spec)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("pair", FORMAT_PAIRS, ids=pair_id)
+def test_nan_or_inf_in_x_spoils_its_row_and_no_other(
+    pair: tuple[str, str | None], value: float
+) -> None:
+    linear = make_linear(LinearShape(n=8, k=72), pair)
+    x = make_input(3, 72)
+    x[1, 71] = 1000.0  # largest of all and inside the spoilt block: a dynamic scale still sees it
+    wanted = ops.w4a4_linear(x, *arguments_of(linear))
+    x[1, 70] = value
+    y = ops.w4a4_linear(x, *arguments_of(linear))
+    assert not torch.isfinite(y[1]).any()
+    assert torch.equal(y[::2], wanted[::2])
+    assert not np.isfinite(w4a4_linear(x, linear)[1]).any()
+    if pair[1] is None:
+        return
     assert y[1].isnan().all()
-    assert torch.equal(y[0], clean[0])
+    codes, scales, _, _ = ops.quantize_act_lora(x, *arguments_of(linear))
+    reference = quantize_act_lora(x, linear)
+    np.testing.assert_array_equal(unpack_codes(read_bytes(codes), 4), reference.codes)
+    if reference.scale_bytes is not None:
+        np.testing.assert_array_equal(scales.numpy(), reference.scale_bytes)
+    else:
+        np.testing.assert_array_equal(scales.double().numpy(), reference.scales)
 
 
 def test_a_device_without_kernel_is_named_with_what_can_run(

@@ -164,12 +164,25 @@ def test_columns_are_padded_with_zero_codes() -> None:
     assert dequantize_activation(result).shape == (3, 20)
 
 
-def test_nan_is_refused_with_its_count() -> None:
-    linear = make_linear(LinearShape(n=2, k=32))
-    x = make_input(2, 32)
-    x[1, 5] = float("nan")
-    with pytest.raises(FormatError, match="1 elements"):
-        quantize_act_lora(x, linear)
+@pytest.mark.parametrize("name", ["nvfp4_nunchaku", "nvfp4_dynamic", "mxfp4", "int4"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_nan_or_inf_gives_its_block_a_nan_scale_and_changes_nothing_else(
+    name: str, value: float
+) -> None:
+    z = make_input(3, 128).numpy()
+    plain = quantize_rows(z, get_activation_format(name))
+    size = plain.block_format.block_size
+    z[2, :size] = 0.0  # what is left of the spoilt block does not matter
+    z[2, 5] = value
+    spoilt = quantize_rows(z, get_activation_format(name))
+    values = dequantize_activation(spoilt)
+    assert np.isnan(values[2, :size]).all()
+    if name != "nvfp4_dynamic":  # there g follows the largest finite value
+        np.testing.assert_array_equal(values[:2], dequantize_activation(plain)[:2])
+        np.testing.assert_array_equal(values[2, size:], dequantize_activation(plain)[2, size:])
+    if spoilt.scale_bytes is not None:
+        assert spoilt.scale_bytes[2, 0] in (0x7F, 0xFF)
+    assert not spoilt.codes[2, :size].any()
 
 
 def test_wrong_width_and_weight_only_are_named_errors() -> None:

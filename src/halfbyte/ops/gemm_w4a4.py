@@ -13,6 +13,7 @@ from halfbyte.ops.linear_parts import (
     decode_spec,
     is_present,
     make_linear,
+    rank_of,
     scales_from_bytes,
 )
 
@@ -43,7 +44,7 @@ def gemm_w4a4(
     parsed = _check(act, spec, out_dtype)
     check_device("gemm_w4a4", act[0].device, linear)
     values = _make_values(act, parsed)
-    lora_act = act[3] if is_present(act[3]) else None
+    lora_act = act[3] if rank_of(linear) > 0 else None
     quantized = cpu.QuantizedActivation(values=values, lora_act=lora_act, counts=BlockCounts())
     y: torch.Tensor = cpu.gemm_w4a4(quantized, make_linear(linear, parsed), out_dtype)
     return y

@@ -31,7 +31,7 @@ def w4a4_linear(x: torch.Tensor, linear: Sequence[torch.Tensor], spec: str) -> t
     parsed = decode_spec(spec)
     check_input(x, parsed)
     check_device("w4a4_linear", x.device, linear)
-    y: torch.Tensor = cpu.w4a4_linear(x.contiguous(), make_linear(linear, parsed))
+    y: torch.Tensor = cpu.w4a4_linear(x, make_linear(linear, parsed))
     return y
 
 

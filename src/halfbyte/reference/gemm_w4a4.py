@@ -35,5 +35,6 @@ def finish_product(
     if linear.bias is not None:
         y = y + read_floats(linear.bias)
     if lora_act is not None and linear.lora_up is not None:
-        y = y + lora_act @ read_floats(linear.lora_up).T
+        with np.errstate(invalid="ignore"):  # an infinity in x makes its row NaN
+            y = y + lora_act @ read_floats(linear.lora_up).T
     return np.asarray(y, dtype=np.float64)

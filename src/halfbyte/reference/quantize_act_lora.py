@@ -16,6 +16,10 @@ For each row of x [M, K], all in float32 (one IEEE rounding per written operatio
 A zero block stores scale byte 0x00 and codes 0. A nonzero block whose scale rounds to zero is
 `flushed`: codes 0. A float scale is never zero: both store 1.0 there. A block whose scale does not
 fit is `saturated`. A dynamic g is amax(z) / 2688, at least 2^-126, and 1 for an all-zero z.
+
+A block that holds a NaN or an infinity stores a NaN scale and codes 0, so that every output of its
+row is NaN and no other row changes; a dynamic g is that of the finite elements.
+
 The low-rank branch sees the raw x: lora_act[m, r] = sum_k x[m, k] * lora_down[r, k], in float64.
 
 Sources: NVFP4 block scale and one-level activations as in nunchaku's gemm_w4a4 kernel
@@ -84,7 +88,7 @@ def dequantize_activation(activation: ReferenceActivation) -> Float64Array:
 def quantize_act_lora(x: torch.Tensor, linear: QuantizedLinear) -> ReferenceActivation:
     """Return the quantized activation of x [M, K] (f16/bf16/f32) for `linear`.
 
-    FormatError for a weight-only linear, a wrong shape or dtype, or NaN and Inf in z.
+    FormatError for a weight-only linear, or an x of a wrong shape or dtype.
     """
     if linear.activation is None:
         raise FormatError("linear is weight-only: it has no activation format to quantize x with")
@@ -111,11 +115,10 @@ def quantize_rows(
     lora_act: Float64Array | None = None,
 ) -> ReferenceActivation:
     """Return z [M, K] float32 (already shifted and smoothed) block-quantized by `activation`."""
-    if not np.isfinite(z).all():
-        count = int((~np.isfinite(z)).sum())
-        raise FormatError(f"x contains NaN/Inf after shift and smooth: {count} elements")
     block_format = activation.block_format
     blocks = cut_blocks(z, block_format.block_size)
+    is_spoilt = ~np.isfinite(blocks).all(axis=2)
+    blocks[~np.isfinite(blocks)] = 0
     positive = np.maximum(blocks, np.float32(0)) if block_format.element == "uint4" else blocks
     amax = np.abs(positive).max(axis=2, initial=0)
     g = choose_global_scale(activation, amax, global_scale)
@@ -133,7 +136,10 @@ def quantize_rows(
     is_zero = (amax == 0) | (stored.astype(np.float32) * g == 0)
     scaled[is_zero] = np.float32(0)
     codes = encode_nearest_even(scaled, block_format.element)
-    codes[is_zero] = 0  # -0.0 inside a zero block is code 0, not 8
+    codes[is_zero | is_spoilt] = 0  # -0.0 inside a zero block is code 0, not 8
+    stored[is_spoilt] = np.nan
+    if scale_bytes is not None:
+        scale_bytes[is_spoilt] = {"e4m3": 0x7F, "e8m0": 0xFF}[block_format.scale]
     return ReferenceActivation(
         block_format=block_format,
         codes=codes.reshape(len(z), amax.shape[1] * block_format.block_size),

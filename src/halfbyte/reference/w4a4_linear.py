@@ -5,6 +5,7 @@ With an activation format: `gemm_w4a4(quantize_act_lora(x))`. Weight-only:
     y = (x / smooth) @ weight^T * channel_scale + bias + (x @ lora_down^T) @ lora_up^T
 """
 
+import numpy as np
 import torch
 
 from halfbyte.formats.quantized_linear import QuantizedLinear
@@ -23,4 +24,6 @@ def w4a4_linear(x: torch.Tensor, linear: QuantizedLinear) -> Float64Array:
     lora_act = None
     if linear.lora_down is not None and linear.rank > 0:
         lora_act = raw @ read_floats(linear.lora_down).T
-    return finish_product(smoothed @ dequantize(linear.weight).T, lora_act, linear)
+    with np.errstate(invalid="ignore"):  # an infinity in x makes its row NaN
+        product = smoothed @ dequantize(linear.weight).T
+    return finish_product(product, lora_act, linear)
