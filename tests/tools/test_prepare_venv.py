@@ -163,6 +163,17 @@ def test_a_users_own_environment_keeps_its_torch(
     assert recorder.list_pip()[0] == "-e .[demo]"
 
 
+def test_system_site_keeps_the_systems_torch_and_a_change_of_mind_starts_afresh(
+    program: ModuleType, recorder: Recorder
+) -> None:
+    assert program.main(["demo", "--system-site"]) == 0
+    assert "-m venv --system-site-packages" in recorder.commands[0]
+    assert recorder.list_pip()[0] == "-e .[demo]"
+    recorder.commands.clear()
+    assert program.main(["demo"]) == 0
+    assert recorder.list_pip()[0] == "torch==2.13.0"
+
+
 def test_torch_can_be_named_or_kept(program: ModuleType, recorder: Recorder) -> None:
     program.main(["demo", "--torch", "torch --index-url https://example.invalid/cu130"])
     assert recorder.list_pip()[0] == "torch --index-url https://example.invalid/cu130"

@@ -1,0 +1,32 @@
+"""The documents hang together: no dead link, no decision page that the index leaves out."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_relative_links_lead_somewhere(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
+    dead = [name for name in targets if "://" not in name and not (path.parent / name).exists()]
+    assert dead == []
+
+
+def test_every_decision_is_in_the_index_under_its_own_number() -> None:
+    folder = ROOT / "docs" / "design"
+    pages = sorted(path.name for path in folder.glob("[0-9]*.md"))
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    assert [page for page in pages if f"({page})" not in index] == []
+    numbers = [page[:4] for page in pages]
+    assert len(set(numbers)) == len(numbers), numbers
+
+
+def test_programs_named_in_the_acceptance_table_exist_or_are_marked_not_yet_run() -> None:
+    for line in (ROOT / "docs" / "acceptance.md").read_text(encoding="utf-8").splitlines():
+        for program in re.findall(r"(benchmarks/\w+\.py|tests/[\w/.]+)", line):
+            assert (ROOT / program).exists() or "not yet run" in line, f"{program}: {line}"
