@@ -13,7 +13,7 @@ REASON = "torchao is not installed: pip install 'halfbyte[peers]'"
 nvfp4_tensor = pytest.importorskip("torchao.prototype.mx_formats.nvfp4_tensor", reason=REASON)
 mx_tensor = pytest.importorskip("torchao.prototype.mx_formats.mx_tensor", reason=REASON)
 mx_config = pytest.importorskip("torchao.prototype.mx_formats.config", reason=REASON)
-mx_utils = pytest.importorskip("torchao.prototype.mx_formats.utils", reason=REASON)
+mx_swizzle = pytest.importorskip("torchao.prototype.mx_formats.utils", reason=REASON)
 
 pytestmark = pytest.mark.peers
 
@@ -78,4 +78,4 @@ def test_mx_is_byte_identical(name: str, rounding: str, kind: str, dtype: torch.
 
 def test_swizzled_scales_are_byte_identical() -> None:
     scales = torch.randint(0, 256, (100, 36), dtype=torch.uint8)
-    assert torch.equal(pack_scales(scales, "swizzled_128x4").flatten(), mx_utils.to_blocked(scales))
+    assert torch.equal(pack_scales(scales, "swizzled_128x4").flatten(), mx_swizzle.to_blocked(scales))
