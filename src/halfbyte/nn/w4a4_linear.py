@@ -88,7 +88,10 @@ class W4A4Linear(nn.Module):
         *,
         statistics: "InputStatistics | None" = None,
     ) -> Self:
-        """Return the 4-bit module of a float linear, on its device and in its dtype.
+        """Return the 4-bit module of a float linear, on its device.
+
+        The 16/32-bit parts are in the linear's dtype if that is fp16 or bf16; beside an fp32 or
+        fp64 weight they stay what the preset makes them.
 
         Args:
             linear: weight [N, K] and bias [N] or None, fp16, bf16, fp32 or fp64.
@@ -100,7 +103,8 @@ class W4A4Linear(nn.Module):
         if not isinstance(linear, nn.Linear):
             raise FormatError(f"linear: {type(linear).__name__}, wanted torch.nn.Linear")
         record = _quantize_linear(linear, preset, statistics)
-        dtype = linear.weight.dtype if linear.weight.dtype in FLOAT_DTYPES else torch.float32
+        half = linear.weight.dtype in (torch.float16, torch.bfloat16)
+        dtype = linear.weight.dtype if half else None
         module = cls.from_record(record, dtype=dtype).to(linear.weight.device)
         return module.train(linear.training)
 
@@ -289,14 +293,12 @@ def _quantize_linear(
     statistics: "InputStatistics | None",
 ) -> QuantizedLinear:
     """Return the record of one linear through the SVDQuant core."""
-    from halfbyte.svdquant.presets import PRESETS
+    from halfbyte.svdquant.presets import get_preset
     from halfbyte.svdquant.quantize_layer import quantize_linear_group
 
     if isinstance(preset, str):
-        if preset not in PRESETS:
-            raise FormatError(f"preset {preset!r} is unknown; use one of: {', '.join(PRESETS)}")
-        preset = PRESETS[preset]
-    weight = linear.weight.detach().float()
-    bias = None if linear.bias is None else linear.bias.detach().float()
+        preset = get_preset(preset)
+    weight = linear.weight.detach().float().cpu()
+    bias = None if linear.bias is None else linear.bias.detach().float().cpu()
     records, _ = quantize_linear_group([weight], [bias], statistics, preset)
     return records[0]
