@@ -158,3 +158,16 @@ def test_a_subnormal_tensor_is_finite_in_every_mode() -> None:
         t = quantize(x, "nvfp4", mode=mode)
         assert 0.0 < float(t.global_scale) < float("inf")
         assert dequantize(t).isfinite().all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("size", [2.0**-149, 1e-40, 2.0**-126, 1e-30, 1e38])
+def test_extreme_blocks_beside_zeros_are_finite_in_every_mode(mode: str, size: float) -> None:
+    x = torch.zeros(2, 32)
+    x[0, 1] = size
+    x[1, 17] = 1e-12
+    for name in ("nvfp4", "nvfp4_one_level"):
+        values = dequantize(quantize(x, name, mode=mode))
+        assert values.isfinite().all()
+        assert values[1, :16].eq(0.0).all()
+        assert values[0, 2:16].eq(0.0).all()

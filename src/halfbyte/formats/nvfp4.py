@@ -13,6 +13,7 @@ from halfbyte.formats.modes import QuantizeMode
 
 E2M1_MAX = 6.0  # S1E2M1, largest number
 E4M3_MAX = 448.0  # OFP8 E4M3, largest number
+_F32_MAX = torch.finfo(torch.float32).max
 MIN_GLOBAL_SCALE = 2.0**-126  # smallest normal float32: below it divisions lose their bits
 
 
@@ -94,14 +95,15 @@ def encode_nvfp4_payload(
     is_dead = s * scale.multiplier == 0
     s = s.masked_fill(is_dead, 1.0)
     if mode.payload_order == "reciprocal":
-        scaled = blocks * ((1.0 / scale.multiplier) / s).unsqueeze(-1)
+        factor = ((1.0 / scale.multiplier) / s).clamp_(max=_F32_MAX)  # 0 * inf would be NaN
+        scaled = blocks * factor.unsqueeze(-1)
     else:
         if mode.payload_order == "divide_product":
             divisor = s * scale.multiplier
         elif mode.payload_order == "divide_quotient":
             divisor = s / scale.divisor
         else:
-            divisor = (amax / E2M1_MAX).masked_fill(amax == 0, 1.0)
+            divisor = (amax / E2M1_MAX).masked_fill(is_dead, 1.0)
         scaled = blocks / divisor.unsqueeze(-1)
     if not mode.keeps_minus_zero:
         scaled += 0.0  # -0.0 + 0.0 is 0.0

@@ -11,6 +11,9 @@ from halfbyte.formats.modes import QuantizeMode
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
+_MIN_GLOBAL_SCALE = 2.0**-126  # smallest normal float32
+_MAX_GLOBAL_SCALE = 2.0**119  # times the largest block scale, 448, still a float32
+
 
 @dataclass(frozen=True)
 class QuantizePlan:
@@ -77,5 +80,7 @@ def check_global_scale(record: BlockFormat, global_scale: torch.Tensor | None) -
             f"global_scale: {global_scale.dtype} {tuple(global_scale.shape)}, wanted a float32 "
             "tensor of shape ()"
         )
-    if not (0.0 < float(global_scale) < float("inf")):
-        raise FormatError(f"global_scale {float(global_scale)}: wanted positive and finite")
+    if not (_MIN_GLOBAL_SCALE <= float(global_scale) <= _MAX_GLOBAL_SCALE):
+        raise FormatError(
+            f"global_scale {float(global_scale)}: wanted positive and finite, 2**-126 to 2**119"
+        )

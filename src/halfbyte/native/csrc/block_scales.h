@@ -143,7 +143,9 @@ inline F16 payload_divisor(const QuantizeJob& job, I16 stored, F16 amax) {
   const F16 scale = decode_e4m3(stored);
   const F16 product = mul(scale, multiplier);
   F16 divisor = product;
-  if (job.payload_order == kReciprocal) divisor = div(div(splat(1.0f), multiplier), scale);
+  if (job.payload_order == kReciprocal) {  // clamped: zero times infinity would be NaN
+    divisor = min_f(div(div(splat(1.0f), multiplier), scale), splat(0x1.fffffep127f));
+  }
   if (job.payload_order == kDivideQuotient) divisor = div(scale, splat(job.divisor));
   if (job.payload_order == kUnrounded) divisor = div(amax, splat(kE2M1Max));
   return floats_of_bits(where_zero(bits_of(product), splat_i(0), bits_of(divisor)));
