@@ -115,9 +115,28 @@ class DequantizeJob(ctypes.Structure):
     )
 
 
+class GptqJob(ctypes.Structure):
+    """One call of halfbyte_gptq; fields as in csrc/abi.h."""
+
+    _fields_ = (
+        ("struct_bytes", ctypes.c_int64),
+        ("weights", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+        ("row_stride", ctypes.c_int64),
+        ("factor", ctypes.c_void_p),
+        ("divisors", ctypes.c_void_p),
+        ("codes", ctypes.c_void_p),
+        ("errors", ctypes.c_void_p),
+        ("element", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+    )
+
+
 RECORDS: tuple[type[ctypes.Structure], ...] = (
     QuantizeJob,
     AmaxJob,
     LinearJob,
     DequantizeJob,
+    GptqJob,
 )

@@ -118,6 +118,23 @@ struct DequantizeJob {
   int32_t threads;
 };
 
+// One block of GPTQ: rounds columns 0, 1, ... of `weights`; the error of column c, divided by
+// factor[c][c], is carried into the columns behind it with weights factor[c][.].
+constexpr int kMaxGptqColumns = 128;
+struct GptqJob {
+  int64_t struct_bytes;
+  const float* weights;  // [rows, columns]
+  int64_t rows;
+  int64_t columns;       // at most kMaxGptqColumns
+  int64_t row_stride;    // elements
+  const float* factor;   // [columns, columns], upper triangular
+  const float* divisors; // [rows, columns] scale of each element; where 0 the code is 0
+  uint8_t* codes;        // [rows, columns], one a byte
+  float* errors;         // [rows, columns]
+  int32_t element;
+  int32_t threads;
+};
+
 // Activations of a chunk of rows, decoded to int8, by tiles of kTileRows rows:
 // codes [tiles][blocks][kTileRows][block_size], starts and scales [tiles][blocks][kTileRows].
 constexpr int kTileRows = 8;

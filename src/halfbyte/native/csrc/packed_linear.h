@@ -159,28 +159,38 @@ inline __attribute__((always_inline)) void multiply(const LinearJob& job, const 
   const int8_t* a = act.codes + slot * (4 * quads);
   const int32_t* starts = act.starts + slot;
   const float* scales = act.scales + slot;
+  // Runs of blocks are summed apart, so that rounding errors grow with the length of a run plus the
+  // number of runs and not with their product.
+  constexpr int64_t kRunBlocks = quads == 16 ? 8 : 16;
   F16 sums[rows];
   for (int r = 0; r < rows; ++r) sums[r] = splat(0.0f);
-  for (int64_t b = 0; b < blocks; ++b) {
-    const F16 w_scale = load_f32(w.scales + b * kPanelColumns);
-    const uint8_t* weights = w.codes + b * (quads * 64);
+  for (int64_t start = 0; start < blocks; start += kRunBlocks) {
+    const int64_t end = start + kRunBlocks < blocks ? start + kRunBlocks : blocks;
+    F16 run[rows];
+    for (int r = 0; r < rows; ++r) run[r] = splat(0.0f);
+    for (int64_t b = start; b < end; ++b) {
+      const F16 w_scale = load_f32(w.scales + b * kPanelColumns);
+      const uint8_t* weights = w.codes + b * (quads * 64);
 #pragma GCC unroll 8
-    for (int r = 0; r < rows; ++r) {
-      const I16 dot = dot_block<quads>(splat_i(starts[r]), weights, a + r * (4 * quads));
-      sums[r] = mul_add(mul(to_float(dot), splat(scales[r])), w_scale, sums[r]);
+      for (int r = 0; r < rows; ++r) {
+        const I16 dot = dot_block<quads>(splat_i(starts[r]), weights, a + r * (4 * quads));
+        run[r] = mul_add(mul(to_float(dot), splat(scales[r])), w_scale, run[r]);
+      }
+      a += kTileRows * 4 * quads;
+      starts += kTileRows;
+      scales += kTileRows;
     }
-    a += kTileRows * 4 * quads;
-    starts += kTileRows;
-    scales += kTileRows;
+    for (int r = 0; r < rows; ++r) sums[r] = add(sums[r], run[r]);
   }
   const F16 factor = load_f32(w.factor), bias = load_f32(w.bias);
   for (int r = 0; r < rows; ++r) {
     const int64_t row = act.first_row + tile * kTileRows + first + r;
-    F16 value = mul_add(sums[r], factor, bias);
+    F16 low_rank = splat(0.0f);  // summed apart: its terms would be rounded at the product's size
     for (int64_t i = 0; i < job.rank; ++i) {
-      value = mul_add(splat(job.lora_act[row * job.rank + i]),
-                      load_f32(w.lora_up + i * kPanelColumns), value);
+      low_rank = mul_add(splat(job.lora_act[row * job.rank + i]),
+                         load_f32(w.lora_up + i * kPanelColumns), low_rank);
     }
+    const F16 value = add(mul_add(sums[r], factor, bias), low_rank);
     store_row(job, row, panel, value);
   }
 }

@@ -56,15 +56,32 @@ HALFBYTE_INLINE F16 squared_error(const float* x, const Divisor& d) {
   return mul(residual, residual);
 }
 
-// Sum of terms first, first + step, first + 2 * step, ... of the halving tree over n terms.
-template <int32_t element, bool divides, int n, int step>
-HALFBYTE_INLINE F16 tree_sum(const float* x, int first, const Divisor& d) {
-  if constexpr (step == n) {
-    return squared_error<element, divides>(x + 16 * first, d);
-  } else {
-    return add(tree_sum<element, divides, n, 2 * step>(x, first, d),
-               tree_sum<element, divides, n, 2 * step>(x, first + step, d));
+// Term j of the halving tree when 16 of n are left: the sum over j, j + 16, j + 32, j + 48 in its
+// order.
+template <int32_t element, bool divides, int n>
+HALFBYTE_INLINE F16 sixteenth(const float* x, int j, const Divisor& d) {
+  F16 terms[n / 16];
+  for (int i = 0; i < n / 16; ++i) {
+    terms[i] = squared_error<element, divides>(x + 16 * (j + 16 * i), d);
   }
+  for (int half = n / 32; half >= 1; half /= 2) {
+    for (int i = 0; i < half; ++i) terms[i] = add(terms[i], terms[i + half]);
+  }
+  return terms[0];
+}
+
+template <int32_t element, bool divides, int n>
+inline F16 tree_sum(const float* x, const Divisor& d) {
+  F16 terms[8];
+#pragma GCC unroll 1
+  for (int j = 0; j < 8; ++j) {
+    terms[j] = add(sixteenth<element, divides, n>(x, j, d),
+                   sixteenth<element, divides, n>(x, j + 8, d));
+  }
+  for (int half = 4; half >= 1; half /= 2) {
+    for (int i = 0; i < half; ++i) terms[i] = add(terms[i], terms[i + half]);
+  }
+  return terms[0];
 }
 
 template <int32_t element, int n>
@@ -73,8 +90,8 @@ inline F16 block_error(const float* x, F16 divisor, bool is_safe) {
   const I16 reciprocal = where_zero(bits, bits, bits_of(div(splat(1.0f), divisor)));
   const I16 denominator = where_zero(bits, splat_i(kInfBits), bits);
   const Divisor d = {divisor, floats_of_bits(reciprocal), floats_of_bits(denominator)};
-  if (kHasFusedMultiply && is_safe) return tree_sum<element, false, n, 1>(x, 0, d);
-  return tree_sum<element, true, n, 1>(x, 0, d);
+  if (kHasFusedMultiply && is_safe) return tree_sum<element, false, n>(x, d);
+  return tree_sum<element, true, n>(x, d);
 }
 
 // The best candidate so far of sixteen blocks.
