@@ -1,6 +1,6 @@
 """The input of a run, checked and fingerprinted in one pass before any work starts.
 
-The pass reads every byte once: it hashes them (BLAKE2b) and looks for NaN and Inf in the weights
+The pass reads every byte once: it hashes them (SHA-256) and looks for NaN and Inf in the weights
 to quantize, so that a bad weight late in the file costs seconds and not hours. The fingerprint is
 of content alone: a copied or touched file still counts as the same input.
 """
@@ -35,7 +35,7 @@ class CheckedInput:
     """What the pass found.
 
     Attributes:
-        digest: hex BLAKE2b-256 of every shard and side file, names and bytes.
+        digest: hex SHA-256 of every shard and side file, names and bytes.
         stamps: (size, modification time in ns) of every shard, to notice a later change.
         side_files: names of the files that go along with a directory.
         not_copied: names in the directory that do not.
@@ -62,7 +62,7 @@ def check_input(
     Raises:
         CheckpointError: NaN or Inf in a weight, naming the tensor; a read error.
     """
-    hasher = hashlib.blake2b(digest_size=32)
+    hasher = hashlib.sha256()
     stamps = {}
     for name, shard in sorted(checkpoint.shards.items()):
         hasher.update(f"{name}\0{shard.header.file_bytes}\0".encode())
@@ -84,7 +84,7 @@ def check_input(
     side_files, not_copied = find_side_files(checkpoint) if checkpoint.is_directory else ((), ())
     for name in side_files:
         hasher.update(f"{name}\0".encode(errors="surrogateescape"))
-        hasher.update(hashlib.blake2b(read_side_file(checkpoint.path, name)).digest())
+        hasher.update(hashlib.sha256(read_side_file(checkpoint.path, name)).digest())
     return CheckedInput(hasher.hexdigest(), stamps, side_files, not_copied)
 
 

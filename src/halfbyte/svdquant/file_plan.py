@@ -36,7 +36,7 @@ from halfbyte.svdquant.presets import SVDQuantPreset
 PROVENANCE_KEY = "halfbyte_provenance"
 COPY_BATCH_BYTES = 64 * 2**20  # of small tensors that are copied as one unit of work
 _SCALE_FILE_DTYPES = {"e4m3": "F8_E4M3", "e8m0": "F8_E8M0", "float": "F16"}
-LOW_RANK_FILE_DTYPE = "BF16"
+_LOW_RANK_FILE_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
 @dataclass(frozen=True)
@@ -143,16 +143,19 @@ def make_plan(
     specs: dict[str, list[TensorSpec]] = {}  # by output file
     owned: set[str] = set()
     shard_of = checkpoint.shard_of
-    for layer, weight in weights.items():
-        bias_name = layer + BIAS_SUFFIX
-        bias = checkpoint.entry(bias_name) if bias_name in shard_of else None
-        records[layer], parts = plan_linear(layer, weight, bias, preset)
-        specs.setdefault(output_name or shard_of[weight.name], []).extend(parts)
-        owned |= {weight.name, bias_name}
+    groups = rules.group_linears({layer: spec.shape[1] for layer, spec in weights.items()})
+    for group in groups:
+        # one lora_down for all: no wider than the smallest of the group allows
+        rank = min(preset.rank, *(min(weights[layer].shape) for layer in group))
+        for layer in group:
+            weight, bias_name = weights[layer], layer + BIAS_SUFFIX
+            bias = checkpoint.entry(bias_name) if bias_name in shard_of else None
+            records[layer], parts = plan_linear(weight, bias, preset, rank)
+            specs.setdefault(output_name or shard_of[weight.name], []).extend(parts)
+            owned |= {weight.name, bias_name}
     copies = [name for name in sorted(shard_of) if name not in owned]
     for name in copies:
         specs.setdefault(output_name or shard_of[name], []).append(checkpoint.entry(name))
-    groups = rules.group_linears({layer: spec.shape[1] for layer, spec in weights.items()})
     units = [
         WorkUnit(group[0], group, (), sum(weights[layer].num_bytes for layer in group))
         for group in groups
@@ -181,7 +184,7 @@ def add_provenance(plan: FilePlan, provenance: Mapping[str, object]) -> FilePlan
 
 
 def plan_linear(
-    layer: str, weight: TensorSpec, bias: TensorSpec | None, preset: SVDQuantPreset
+    weight: TensorSpec, bias: TensorSpec | None, preset: SVDQuantPreset, rank: int
 ) -> tuple[LayerRecord, list[TensorSpec]]:
     """Return the record and tensors that quantizing one linear without data gives.
 
@@ -190,6 +193,7 @@ def plan_linear(
         CheckpointError: a bias that does not belong to the weight.
     """
     rows, columns = weight.shape
+    layer = weight.name.removesuffix(WEIGHT_SUFFIX)
     block_format = get_format(preset.weight_format)
     activation = get_activation_format(preset.activation) if preset.activation else None
     if activation is not None and (activation.global_scale == "static" or activation.shift):
@@ -197,7 +201,6 @@ def plan_linear(
             f"preset {preset.name!r}: activation {activation.name!r} needs calibration data; "
             "choose a weight-only preset or a dynamic activation"
         )
-    rank = min(preset.rank, rows, columns)
     blocks = block_format.num_blocks(columns)
     scale_dtype = _SCALE_FILE_DTYPES[block_format.scale]
     shapes: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -207,8 +210,9 @@ def plan_linear(
     if block_format.has_global_scale:
         shapes[GLOBAL_SCALE] = ("F32", ())
     if rank:
-        shapes["lora_down"] = (LOW_RANK_FILE_DTYPE, (rank, columns))
-        shapes["lora_up"] = (LOW_RANK_FILE_DTYPE, (rows, rank))
+        dtype = _LOW_RANK_FILE_DTYPES[preset.low_rank_dtype]
+        shapes["lora_down"] = (dtype, (rank, columns))
+        shapes["lora_up"] = (dtype, (rows, rank))
     if bias is not None:
         if bias.shape != (rows,) or bias.dtype.name not in ("F32", "F16", "BF16"):
             raise CheckpointError(

@@ -135,32 +135,34 @@ def make_snr_db(relative_error: float) -> float | None:
 
 
 def _measure_rows(original: torch.Tensor, linear: QuantizedLinear) -> WeightError:
-    low_rank = torch.zeros_like(original)
+    residual = original  # what the 4-bit part had to store
     if linear.lora_up is not None and linear.lora_down is not None:
-        low_rank = linear.lora_up.float() @ linear.lora_down.float()
-    residual = original - low_rank  # what the 4-bit part had to store
+        up, down = linear.lora_up.float(), linear.lora_down.float()
+        residual = torch.addmm(original, up, down, alpha=-1)
     stored = dequantize(linear.weight)
+    codes_of = residual  # the same in the units of the codes
     if linear.channel_scale is not None:
         stored *= linear.channel_scale[:, None]
-        residual_codes = residual / linear.channel_scale[:, None]
-    else:
-        residual_codes = residual
+        codes_of = codes_of / linear.channel_scale[:, None]
     if linear.smooth is not None:
         stored /= linear.smooth.float()
-        residual_codes = residual_codes * linear.smooth.float()
-    counts = _count_blocks(residual_codes, linear)
-    squared_error = float((stored - residual).double().square().sum())
-    return WeightError(squared_error, float(original.double().square().sum())) + counts
+        codes_of = codes_of * linear.smooth.float()
+    counts = _count_blocks(codes_of, linear)
+    return WeightError(_sum_squares(stored.sub_(residual)), _sum_squares(original)) + counts
+
+
+def _sum_squares(values: torch.Tensor) -> float:
+    # one row in float32, the rows in float64: float32's error does not grow with the tensor
+    return float(torch.linalg.vector_norm(values, dim=1).double().square().sum())
 
 
 def _count_blocks(residual: torch.Tensor, linear: QuantizedLinear) -> WeightError:
     """Count blocks at the ends of the scale format (see `formats.block_counts`)."""
     block_format = linear.weight.format
     padding = block_format.padded_columns(linear.in_features) - linear.in_features
-    blocks = torch.nn.functional.pad(residual, (0, padding)).unflatten(
-        -1, (-1, block_format.block_size)
-    )
-    amax = blocks.abs().amax(-1)
+    padded = torch.nn.functional.pad(residual, (0, padding))
+    blocks = padded.reshape(len(padded), -1, block_format.block_size)
+    amax = blocks.abs().amax(-1)  # [rows, blocks]
     scales = decode_scales(linear.weight)
     largest = get_element(block_format.element).max_value
     limit = {"e4m3": 448.0, "e8m0": 2.0**127}.get(block_format.scale)

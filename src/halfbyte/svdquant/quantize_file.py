@@ -44,14 +44,18 @@ from halfbyte.svdquant.file_report import (
     measure_weight_error,
 )
 from halfbyte.svdquant.file_target import check_free_space, check_target
+from halfbyte.svdquant.large_weights import WeightRows, quantize_large_group
 from halfbyte.svdquant.linear_rules import BIAS_SUFFIX, WEIGHT_SUFFIX, LinearRules
 from halfbyte.svdquant.presets import SVDQuantPreset
 from halfbyte.svdquant.quantize_layer import quantize_linear_group
-from halfbyte.svdquant.rows import iter_row_ranges
 
 # Raised when a change to the arithmetic changes output bytes: a run that an older version began is
 # then not continued by a newer one.
 ARITHMETIC_VERSION = 1
+
+# A group with more weights than this is never held whole: the quantizer keeps up to seven float32
+# copies of what it holds.
+MAX_HELD_WEIGHTS = 4 * 2**20
 
 
 @dataclass(frozen=True)
@@ -228,16 +232,29 @@ class _Run:
                 start += chunk.numel()
         if not unit.layers:
             return []
-        weights = [read_float_weight(self.checkpoint, layer) for layer in unit.layers]
-        biases = [self._read_bias(layer) for layer in unit.layers]
-        linears, _ = quantize_linear_group(weights, biases, None, self.request.preset)
-        del weights
         reports = []
+        linears = self._quantize(unit)
         for layer, linear in zip(unit.layers, linears, strict=True):
             check_linear_values(f"{self.request.source}: {layer}", linear)
             self._write_linear(output, layer, linear)
             reports.append(asdict(self._report_layer(unit, layer, linear)))
         return reports
+
+    def _quantize(self, unit: WorkUnit) -> list[QuantizedLinear]:
+        biases = [self._read_bias(layer) for layer in unit.layers]
+        preset = self.request.preset
+        weights = [self._open_rows(layer) for layer in unit.layers]
+        if sum(weight.rows * weight.columns for weight in weights) > MAX_HELD_WEIGHTS:
+            return quantize_large_group(weights, biases, preset)
+        held = [read_float_weight(weight) for weight in weights]
+        linears, _ = quantize_linear_group(held, biases, None, preset)
+        return linears
+
+    def _open_rows(self, layer: str) -> WeightRows:
+        name = layer + WEIGHT_SUFFIX
+        file = self.checkpoint.file_of(name)
+        rows, columns = file.entry(name).shape
+        return WeightRows(rows, columns, lambda start, stop: file.read_rows(name, start, stop))
 
     def _read_bias(self, layer: str) -> torch.Tensor | None:
         if "bias" not in self.plan.layers[layer].parts:
@@ -265,9 +282,7 @@ class _Run:
 
     def _report_layer(self, unit: WorkUnit, layer: str, linear: QuantizedLinear) -> LayerReport:
         name = layer + WEIGHT_SUFFIX
-        error = measure_weight_error(
-            lambda start, stop: self.checkpoint.read_rows(name, start, stop), linear
-        )
+        error = measure_weight_error(self._open_rows(layer).read, linear)
         before = self.checkpoint.entry(name).num_bytes
         if linear.bias is not None:
             before += self.checkpoint.entry(layer + BIAS_SUFFIX).num_bytes
@@ -313,7 +328,7 @@ class _Run:
         settings = {
             "input": str(self.request.source),
             "output": str(self.request.target),
-            "input_blake2b": self.checked.digest,
+            "input_sha256": self.checked.digest,
             **describe_preset(self.request.preset, self.request.rules),
         }
         others = {
@@ -329,14 +344,12 @@ class _Run:
         return make_report(settings, layers, others)
 
 
-def read_float_weight(checkpoint: SafetensorsCheckpoint, layer: str) -> torch.Tensor:
-    """Return the weight of `layer` as [N, K] float32, never holding a second whole copy."""
-    name = layer + WEIGHT_SUFFIX
-    rows, columns = checkpoint.entry(name).shape
-    weight = torch.empty(rows, columns, dtype=torch.float32)
-    for start, stop in iter_row_ranges(rows, columns):
-        weight[start:stop] = checkpoint.read_rows(name, start, stop)
-    return weight
+def read_float_weight(weight: WeightRows) -> torch.Tensor:
+    """Return the whole weight as [N, K] float32, never holding a second whole copy."""
+    whole = torch.empty(weight.rows, weight.columns, dtype=torch.float32)
+    for start, stop, chunk in weight.iter_chunks():
+        whole[start:stop] = chunk
+    return whole
 
 
 def _check_source(
@@ -361,11 +374,11 @@ def _make_provenance(request: QuantizeFileRequest, checked: CheckedInput) -> dic
         "tool": "halfbyte quantize",
         "arithmetic": ARITHMETIC_VERSION,
         "format_version": FORMAT_VERSION,
-        "input_blake2b": checked.digest,
+        "input_sha256": checked.digest,
         "preset": settings["preset"],
         "include": list(request.rules.include),
         "exclude": list(request.rules.exclude),
-        "rules_blake2b": hashlib.blake2b(rules, digest_size=16).hexdigest(),
+        "rules_sha256": hashlib.sha256(rules).hexdigest(),
     }
 
 
