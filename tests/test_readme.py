@@ -91,4 +91,4 @@ def test_the_commands_run_one_after_the_other(tmp_path: Path) -> None:
     for words in commands:
         finished = run([sys.executable, "-m", "halfbyte.cli.main", *words], tmp_path)
         assert finished.returncode == 0, f"halfbyte {' '.join(words)}: {finished.stderr}"
-        assert finished.stdout.strip()
+        assert (finished.stdout + finished.stderr).strip()
