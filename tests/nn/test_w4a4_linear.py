@@ -100,7 +100,7 @@ def test_no_output_features_give_no_columns() -> None:
 
 def poison_freed_memory(byte: int) -> None:
     """Fill and free blocks of many sizes, so that the next allocations find `byte` in them."""
-    blocks = [torch.full((1 << size,), byte, dtype=torch.uint8) for size in range(6, 22)] * 4
+    blocks = [torch.full((1 << size,), byte, dtype=torch.uint8) for size in range(6, 19)] * 4
     blocks += [torch.full((1 << size,), byte, dtype=torch.uint8) for size in range(6, 18)]
     del blocks
     gc.collect()
@@ -111,7 +111,7 @@ def test_result_does_not_depend_on_what_padding_memory_held(
     pair: tuple[str, str | None],
 ) -> None:
     # 3696 = 231 * 16: 231 scale columns, which hardware layouts pad to 232
-    module = W4A4Linear(make_linear(LinearShape(n=24, k=3696), pair))
+    module = W4A4Linear(make_linear(LinearShape(n=8, k=3696), pair))
     wide = make_input(5, 3700, torch.bfloat16)
     results = []
     for byte, beside in ((0x7F, float("nan")), (0x00, 0.0), (0xFF, 1e30)):
