@@ -78,4 +78,6 @@ def test_mx_is_byte_identical(name: str, rounding: str, kind: str, dtype: torch.
 
 def test_swizzled_scales_are_byte_identical() -> None:
     scales = torch.randint(0, 256, (100, 36), dtype=torch.uint8)
-    assert torch.equal(pack_scales(scales, "swizzled_128x4").flatten(), mx_swizzle.to_blocked(scales))
+    assert torch.equal(
+        pack_scales(scales, "swizzled_128x4").flatten(), mx_swizzle.to_blocked(scales)
+    )
