@@ -9,11 +9,9 @@ from halfbyte.formats.quantized_linear import QuantizedLinear
 ROW_CHUNK_ELEMENTS = 4 * 2**20  # 16 MiB of float32
 
 
-def iter_row_ranges(
-    rows: int, columns: int, chunk_elements: int = ROW_CHUNK_ELEMENTS
-) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) ranges that cover `rows`, each of about `chunk_elements` elements."""
-    step = max(1, chunk_elements // max(columns, 1))
+def iter_row_ranges(rows: int, columns: int) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) ranges that cover `rows`, each of about ROW_CHUNK_ELEMENTS elements."""
+    step = max(1, ROW_CHUNK_ELEMENTS // max(columns, 1))
     for start in range(0, rows, step):
         yield start, min(start + step, rows)
 
