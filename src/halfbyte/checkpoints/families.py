@@ -60,12 +60,12 @@ def _make_nunchaku(
 # export, compressed-tensors' pack formats, ComfyUI's quantized layers. The first match wins, so
 # that the special ones stand before the general ones.
 _FLOATS = ("F16", "BF16", "F32")
-_NEW, _OLD = ("proj_down", "proj_up"), ("lora_down", "lora_up")
+_PROJ_KEYS, _LORA_KEYS = ("proj_down", "proj_up"), ("lora_down", "lora_up")
 FAMILIES = (
-    _make_nunchaku("nunchaku", "nvfp4", ("F8_E4M3",), _NEW),
-    _make_nunchaku("nunchaku", "int4", ("F16", "BF16"), _NEW),
-    _make_nunchaku("nunchaku (older key names)", "nvfp4", ("F8_E4M3",), _OLD),
-    _make_nunchaku("nunchaku (older key names)", "int4", ("F16", "BF16"), _OLD),
+    _make_nunchaku("nunchaku", "nvfp4", ("F8_E4M3",), _PROJ_KEYS),
+    _make_nunchaku("nunchaku", "int4", ("F16", "BF16"), _PROJ_KEYS),
+    _make_nunchaku("nunchaku (older key names)", "nvfp4", ("F8_E4M3",), _LORA_KEYS),
+    _make_nunchaku("nunchaku (older key names)", "int4", ("F16", "BF16"), _LORA_KEYS),
     Family(
         "ComfyUI",
         "nvfp4",

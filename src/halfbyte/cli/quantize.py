@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, what shells report for Ctrl-C
 DEFAULT_PRESET = "nvfp4_weight_only_r32"
 _SHOWN_LAYERS = 5  # worst layers in the closing table; the report holds all
+_SHOWN_CHARACTERS = 32  # of the unit at hand: the end of a name tells more than its beginning
 _STAGES = {"check": "checking input", "quantize": "quantizing"}
 
 _EPILOG = (
@@ -143,7 +144,7 @@ class _ProgressDisplay:
             self._tasks[event.stage],
             completed=event.done_bytes,
             peak=f"{read_peak_rss_bytes() / 1e6:.0f} MB",
-            unit=_printable(event.text),
+            unit=_printable(event.text)[-_SHOWN_CHARACTERS:],
         )
 
 

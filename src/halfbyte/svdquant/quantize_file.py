@@ -360,7 +360,7 @@ def _check_source(
     def advance(count: int) -> None:
         nonlocal done
         done += count
-        on_progress(ProgressEvent("check", done, checkpoint.num_bytes, str(checkpoint.path)))
+        on_progress(ProgressEvent("check", done, checkpoint.num_bytes, checkpoint.path.name))
 
     finite = {layer + WEIGHT_SUFFIX for layer in plan.layers}
     finite |= {layer + BIAS_SUFFIX for layer, r in plan.layers.items() if "bias" in r.parts}
