@@ -164,8 +164,9 @@ struct Kernels {
   void (*dequantize_rows)(const DequantizeJob*, int64_t first, int64_t last);
   void (*decode_tile)(const LinearJob*, const Activations*, int64_t tile);
   void (*decode_panel)(const LinearJob*, int64_t panel, const Panel*);
-  void (*multiply_tile)(const LinearJob*, const Activations*, int64_t tile, int64_t panel,
-                        const Panel*);
+  // sums: [rows][kPanelColumns], scratch
+  void (*multiply_panel)(const LinearJob*, const Activations*, int64_t panel, const Panel*,
+                         float* sums);
 };
 
 const Kernels* generic_kernels();

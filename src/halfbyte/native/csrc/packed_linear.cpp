@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <new>
 
 #include "abi.h"
 #include "dispatch.h"
@@ -10,7 +11,7 @@ namespace halfbyte {
 namespace {
 
 constexpr int64_t kActivationBytes = 3 << 20;  // of decoded activations: stays in the L2 cache
-constexpr int64_t kPanelBytes = 320 << 10;     // of decoded weights a thread
+constexpr int64_t kMaxChunkRows = 512;         // 32 KiB of sums a thread
 
 // One 64-byte aligned allocation, handed out in aligned pieces.
 class Arena {
@@ -38,25 +39,20 @@ struct Plan {
   int64_t blocks;       // of one row
   int64_t chunk_rows;   // rows decoded together, a multiple of kTileRows
   int64_t panels;       // of the whole output
-  int64_t group;        // panels that a thread decodes before it multiplies
   int threads;
 
   explicit Plan(const LinearJob& job) {
     blocks = job.depth / job.block_size;
     const int64_t row_bytes = job.depth + 8 * blocks;
-    const int64_t most = std::max<int64_t>(kTileRows, kActivationBytes / row_bytes);
-    chunk_rows = (std::min(job.rows, most) + kTileRows - 1) / kTileRows * kTileRows;
+    const int64_t most = std::min(kMaxChunkRows, kActivationBytes / row_bytes);
+    chunk_rows = (std::min(job.rows, std::max<int64_t>(most, 1)) + kTileRows - 1) / kTileRows *
+                 kTileRows;
     panels = (job.outputs + kPanelColumns - 1) / kPanelColumns;
     threads = std::max(1, job.threads);
-    const int64_t fits = std::max<int64_t>(1, kPanelBytes / panel_bytes(job));
-    group = std::min({fits, int64_t{8}, (panels + threads - 1) / threads});
-  }
-  int64_t panel_bytes(const LinearJob& job) const {
-    return kPanelColumns * (job.depth + 4 * (blocks + job.rank + 2));
   }
   int64_t total_bytes(const LinearJob& job) const {
-    const int64_t panel = panel_bytes(job) + 64 * 5;
-    return chunk_rows * (job.depth + 8 * blocks) + 64 * 3 + threads * group * panel;
+    const int64_t panel = kPanelColumns * (job.depth + 4 * (blocks + job.rank + 2 + chunk_rows));
+    return chunk_rows * (job.depth + 8 * blocks) + 64 * 3 + threads * (panel + 64 * 6);
   }
 };
 
@@ -65,7 +61,8 @@ struct LinearTask {
   const LinearJob* job;
   const Plan* plan;
   Activations act;
-  Panel* panels;  // [threads][group]
+  Panel* panels;  // [threads]
+  float** sums;   // [threads]
 };
 
 void decode_task(void* context, int64_t tile, int) {
@@ -73,21 +70,11 @@ void decode_task(void* context, int64_t tile, int) {
   task->kernels->decode_tile(task->job, &task->act, tile);
 }
 
-void multiply_task(void* context, int64_t index, int worker) {
+void multiply_task(void* context, int64_t panel, int worker) {
   const auto* task = static_cast<LinearTask*>(context);
-  const Plan& plan = *task->plan;
-  const Panel* panels = task->panels + worker * plan.group;
-  const int64_t first = index * plan.group;
-  const int64_t count = std::min(plan.group, plan.panels - first);
-  for (int64_t p = 0; p < count; ++p) {
-    task->kernels->decode_panel(task->job, first + p, &panels[p]);
-  }
-  const int64_t tiles = (task->act.rows + kTileRows - 1) / kTileRows;
-  for (int64_t tile = 0; tile < tiles; ++tile) {
-    for (int64_t p = 0; p < count; ++p) {
-      task->kernels->multiply_tile(task->job, &task->act, tile, first + p, &panels[p]);
-    }
-  }
+  const Panel* decoded = &task->panels[worker];
+  task->kernels->decode_panel(task->job, panel, decoded);
+  task->kernels->multiply_panel(task->job, &task->act, panel, decoded, task->sums[worker]);
 }
 
 }  // namespace
@@ -95,25 +82,27 @@ void multiply_task(void* context, int64_t index, int worker) {
 Status run_linear(const Kernels* kernels, const LinearJob& job) {
   const Plan plan(job);
   Arena arena(plan.total_bytes(job));
-  const std::unique_ptr<Panel[]> panels(new (std::nothrow) Panel[plan.threads * plan.group]);
-  if (!arena.is_ready() || panels == nullptr) return kNoMemory;
-  LinearTask task{kernels, &job, &plan, {}, panels.get()};
+  const std::unique_ptr<Panel[]> panels(new (std::nothrow) Panel[plan.threads]);
+  const std::unique_ptr<float*[]> sums(new (std::nothrow) float*[plan.threads]);
+  if (!arena.is_ready() || panels == nullptr || sums == nullptr) return kNoMemory;
+  LinearTask task{kernels, &job, &plan, {}, panels.get(), sums.get()};
   task.act.codes = arena.take<int8_t>(plan.chunk_rows * job.depth);
   task.act.starts = arena.take<int32_t>(plan.chunk_rows * plan.blocks);
   task.act.scales = arena.take<float>(plan.chunk_rows * plan.blocks);
-  for (int64_t i = 0; i < plan.threads * plan.group; ++i) {
+  for (int i = 0; i < plan.threads; ++i) {
     panels[i].codes = arena.take<uint8_t>(kPanelColumns * job.depth);
     panels[i].scales = arena.take<float>(kPanelColumns * plan.blocks);
     panels[i].lora_up = arena.take<float>(kPanelColumns * job.rank);
     panels[i].bias = arena.take<float>(kPanelColumns);
     panels[i].factor = arena.take<float>(kPanelColumns);
+    sums[i] = arena.take<float>(kPanelColumns * plan.chunk_rows);
   }
   for (int64_t row = 0; row < job.rows; row += plan.chunk_rows) {
     task.act.first_row = row;
     task.act.rows = std::min(plan.chunk_rows, job.rows - row);
     const int64_t tiles = (task.act.rows + kTileRows - 1) / kTileRows;
     run_tasks(tiles, tiles < 4 ? 1 : plan.threads, decode_task, &task);
-    run_tasks((plan.panels + plan.group - 1) / plan.group, plan.threads, multiply_task, &task);
+    run_tasks(plan.panels, plan.threads, multiply_task, &task);
   }
   return kOk;
 }

@@ -126,6 +126,11 @@ void decode_panel(const LinearJob* job, int64_t panel, const Panel* out) {
   }
 }
 
+template <int count>
+struct Rows {
+  static constexpr int value = count;
+};
+
 inline void store_row(const LinearJob& job, int64_t row, int64_t panel, F16 value) {
   const int64_t column = panel * kPanelColumns;
   const int64_t left = job.outputs - column;
@@ -150,74 +155,92 @@ inline void store_row(const LinearJob& job, int64_t row, int64_t panel, F16 valu
   std::memcpy((uint16_t*)job.out + at, buffer, sizeof(uint16_t) * count);
 }
 
+// Adds the products of `count` blocks of `rows` rows (rows of one tile) to their sums.
 template <int rows, int quads>
-inline __attribute__((always_inline)) void multiply(const LinearJob& job, const Activations& act,
-                                                    int64_t tile, int first, int64_t panel,
-                                                    const Panel& w) {
-  const int64_t blocks = job.depth / (4 * quads);
-  const int64_t slot = tile * blocks * kTileRows + first;
-  const int8_t* a = act.codes + slot * (4 * quads);
-  const int32_t* starts = act.starts + slot;
-  const float* scales = act.scales + slot;
-  // Runs of blocks are summed apart, so that rounding errors grow with the length of a run plus the
-  // number of runs and not with their product.
-  constexpr int64_t kRunBlocks = quads == 16 ? 8 : 16;
-  F16 sums[rows];
-  for (int r = 0; r < rows; ++r) sums[r] = splat(0.0f);
-  for (int64_t start = 0; start < blocks; start += kRunBlocks) {
-    const int64_t end = start + kRunBlocks < blocks ? start + kRunBlocks : blocks;
-    F16 run[rows];
-    for (int r = 0; r < rows; ++r) run[r] = splat(0.0f);
-    for (int64_t b = start; b < end; ++b) {
-      const F16 w_scale = load_f32(w.scales + b * kPanelColumns);
-      const uint8_t* weights = w.codes + b * (quads * 64);
+inline __attribute__((always_inline)) void multiply_run(const int8_t* a, const int32_t* starts,
+                                                        const float* scales,
+                                                        const uint8_t* weights,
+                                                        const float* w_scales, int64_t count,
+                                                        float* sums) {
+  F16 run[rows];
+  for (int r = 0; r < rows; ++r) run[r] = splat(0.0f);
+  for (int64_t b = 0; b < count; ++b) {
+    const F16 w_scale = load_f32(w_scales);
 #pragma GCC unroll 8
-      for (int r = 0; r < rows; ++r) {
-        const I16 dot = dot_block<quads>(splat_i(starts[r]), weights, a + r * (4 * quads));
-        run[r] = mul_add(mul(to_float(dot), splat(scales[r])), w_scale, run[r]);
-      }
-      a += kTileRows * 4 * quads;
-      starts += kTileRows;
-      scales += kTileRows;
+    for (int r = 0; r < rows; ++r) {
+      const I16 dot = dot_block<quads>(splat_i(starts[r]), weights, a + r * (4 * quads));
+      run[r] = mul_add(mul(to_float(dot), splat(scales[r])), w_scale, run[r]);
     }
-    for (int r = 0; r < rows; ++r) sums[r] = add(sums[r], run[r]);
+    a += kTileRows * 4 * quads;
+    starts += kTileRows;
+    scales += kTileRows;
+    weights += quads * 64;
+    w_scales += kPanelColumns;
   }
-  const F16 factor = load_f32(w.factor), bias = load_f32(w.bias);
   for (int r = 0; r < rows; ++r) {
-    const int64_t row = act.first_row + tile * kTileRows + first + r;
-    F16 low_rank = splat(0.0f);  // summed apart: its terms would be rounded at the product's size
-    for (int64_t i = 0; i < job.rank; ++i) {
-      low_rank = mul_add(splat(job.lora_act[row * job.rank + i]),
-                         load_f32(w.lora_up + i * kPanelColumns), low_rank);
-    }
-    const F16 value = add(mul_add(sums[r], factor, bias), low_rank);
-    store_row(job, row, panel, value);
+    float* sum = sums + r * kPanelColumns;
+    store_f32(sum, add(load_f32(sum), run[r]));
   }
 }
 
-// The rows of a tile, as many at a time as the registers hold sums for.
+// One run of blocks of a tile, as many rows at a time as the registers hold sums for.
 template <int quads>
-void multiply_rows(const LinearJob& job, const Activations& act, int64_t tile, int64_t panel,
-                   const Panel& w) {
-  const int64_t left = act.rows - tile * kTileRows;
-  const int rows = (int)(left < kTileRows ? left : kTileRows);
+inline void multiply_tile(const Activations& act, int64_t slot, int rows, const uint8_t* weights,
+                          const float* w_scales, int64_t count, float* sums) {
+  const auto part = [&](auto width, int first) {
+    multiply_run<decltype(width)::value, quads>(
+        act.codes + (slot + first) * (4 * quads), act.starts + slot + first,
+        act.scales + slot + first, weights, w_scales, count, sums + first * kPanelColumns);
+  };
   int first = 0;
-  for (; first + kRegisterRows <= rows; first += kRegisterRows) {
-    multiply<kRegisterRows, quads>(job, act, tile, first, panel, w);
-  }
+  for (; first + kRegisterRows <= rows; first += kRegisterRows) part(Rows<kRegisterRows>(), first);
   if (first + 4 <= rows) {
-    multiply<4, quads>(job, act, tile, first, panel, w);
+    part(Rows<4>(), first);
     first += 4;
   }
-  for (; first + 2 <= rows; first += 2) multiply<2, quads>(job, act, tile, first, panel, w);
-  if (first < rows) multiply<1, quads>(job, act, tile, first, panel, w);
+  for (; first + 2 <= rows; first += 2) part(Rows<2>(), first);
+  if (first < rows) part(Rows<1>(), first);
 }
 
-void multiply_tile(const LinearJob* job, const Activations* act, int64_t tile, int64_t panel,
-                   const Panel* w) {
-  if (job->block_size == 16) return multiply_rows<4>(*job, *act, tile, panel, *w);
-  if (job->block_size == 32) return multiply_rows<8>(*job, *act, tile, panel, *w);
-  multiply_rows<16>(*job, *act, tile, panel, *w);
+// Runs of blocks are summed apart, so that rounding errors grow with the length of a run plus the
+// number of runs and not with their product; and the weights of a run stay in the nearest cache
+// while all rows pass by.
+template <int quads>
+void multiply_runs(const LinearJob& job, const Activations& act, const Panel& w, float* sums) {
+  constexpr int64_t kRunBlocks = quads == 16 ? 8 : 16;
+  const int64_t blocks = job.depth / (4 * quads);
+  for (int64_t i = 0; i < act.rows * kPanelColumns; i += 16) store_f32(sums + i, splat(0.0f));
+  for (int64_t b = 0; b < blocks; b += kRunBlocks) {
+    const int64_t count = b + kRunBlocks < blocks ? kRunBlocks : blocks - b;
+    for (int64_t row = 0; row < act.rows; row += kTileRows) {
+      const int64_t left = act.rows - row;
+      const int rows = (int)(left < kTileRows ? left : kTileRows);
+      multiply_tile<quads>(act, row * blocks + b * kTileRows, rows, w.codes + b * (quads * 64),
+                           w.scales + b * kPanelColumns, count, sums + row * kPanelColumns);
+    }
+  }
+}
+
+void multiply_panel(const LinearJob* job, const Activations* act, int64_t panel, const Panel* w,
+                    float* sums) {
+  if (job->block_size == 16) {
+    multiply_runs<4>(*job, *act, *w, sums);
+  } else if (job->block_size == 32) {
+    multiply_runs<8>(*job, *act, *w, sums);
+  } else {
+    multiply_runs<16>(*job, *act, *w, sums);
+  }
+  const F16 factor = load_f32(w->factor), bias = load_f32(w->bias);
+  for (int64_t r = 0; r < act->rows; ++r) {
+    const int64_t row = act->first_row + r;
+    F16 low_rank = splat(0.0f);  // summed apart: its terms would be rounded at the product's size
+    for (int64_t i = 0; i < job->rank; ++i) {
+      low_rank = mul_add(splat(job->lora_act[row * job->rank + i]),
+                         load_f32(w->lora_up + i * kPanelColumns), low_rank);
+    }
+    const F16 product = load_f32(sums + r * kPanelColumns);
+    store_row(*job, row, panel, add(mul_add(product, factor, bias), low_rank));
+  }
 }
 
 void dequantize_rows(const DequantizeJob* job, int64_t first, int64_t last) {
