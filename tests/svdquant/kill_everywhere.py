@@ -19,6 +19,7 @@ from halfbyte.svdquant.quantize_file import QuantizeFileRequest, quantize_file
 from tests.svdquant.checkpoint_files import read_tree
 
 CALLS = ("pwrite", "write", "fsync", "replace", "rename", "ftruncate", "mkdir", "unlink", "rmdir")
+OLD_OUTPUT = {"a.txt": b"old", "b.txt": b"output"}  # what --force replaces, whole or not at all
 
 
 def kill_at_call(number: int) -> None:
@@ -70,7 +71,8 @@ def main() -> None:
     if force:
         old = target.parent.parent / "old"
         old.mkdir()
-        (old / "keep.txt").write_text("old output")
+        for name in OLD_OUTPUT:
+            (old / name).write_bytes(OLD_OUTPUT[name])
     preset = PRESETS["nvfp4_weight_only_r32"]
     request = QuantizeFileRequest(source, target, preset, force=force)
     clear(target, old)
@@ -82,7 +84,7 @@ def main() -> None:
         if run(request, kill_at) == 0:
             break
         half = read_tree(target) if target.exists() else {}
-        if half not in ({}, wanted, {"keep.txt": b"old output"}):
+        if half not in ({}, wanted, OLD_OUTPUT):
             failures.append(f"call {kill_at}: half an output is visible")
         if run(request, None) != 0:
             failures.append(f"call {kill_at}: the second run failed")

@@ -428,6 +428,43 @@ def test_journal_of_junk_is_a_fresh_start(text: bytes, tmp_path: Path) -> None:
     assert len(names(tmp_path)) == 3
 
 
+def test_line_cut_by_a_kill_does_not_swallow_the_next_one(tmp_path: Path) -> None:
+    source, target = write_file(tmp_path / "in.safetensors"), tmp_path / "out.safetensors"
+    interrupt(source, target, number=2)
+    with open(tmp_path / ".out.safetensors.halfbyte-progress", "ab") as journal:
+        journal.write(b'{"name":"cut by a ki')
+    interrupt(source, target, number=4)
+    assert run(source, target).resumed_units == 3
+
+
+def test_rank_is_cut_to_the_smallest_linear_of_a_group(tmp_path: Path) -> None:
+    tensors = {
+        "l.q_proj.weight": torch.randn(128, 112),
+        "l.k_proj.weight": torch.randn(64, 112),
+        "l.o_proj.weight": torch.randn(128, 112),
+    }
+    source = write_file(tmp_path / "in.safetensors", tensors)
+    run(source, tmp_path / "out.safetensors", preset=replace(PRESET, rank=120))
+    linears = read_halfbyte_file(tmp_path / "out.safetensors").linears
+    ranks = {name: linear.rank for name, linear in linears.items()}
+    assert ranks == {"l.q_proj": 64, "l.k_proj": 64, "l.o_proj": 112}
+
+
+def test_large_group_is_never_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_file(tmp_path / "in.safetensors")
+    monkeypatch.setattr(quantize_file_module, "MAX_HELD_WEIGHTS", 64 * 80)
+    real, held = quantize_file_module.quantize_linear_group, []
+
+    def note_size(weights: list[torch.Tensor], *arguments: object) -> object:
+        held.append(sum(weight.numel() for weight in weights))
+        return real(weights, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(quantize_file_module, "quantize_linear_group", note_size)
+    run(source, tmp_path / "out.safetensors")
+    assert held == [64 * 80] * 2  # the two o_proj; q/k/v are streamed
+    assert len(read_halfbyte_file(tmp_path / "out.safetensors").linears) == 8
+
+
 def test_two_runs_on_one_target_do_not_mix(tmp_path: Path) -> None:
     source = write_file(tmp_path / "in.safetensors")
     target = tmp_path / "out.safetensors"
