@@ -12,9 +12,13 @@ from typing import Any
 
 import torch
 
-from halfbyte.bench.demo import count_linear_bytes, list_block_linears, restore_linears
+from halfbyte.bench.demo import (
+    count_linear_bytes,
+    list_block_linears,
+    quantize_with_preset,
+    restore_linears,
+)
 from halfbyte.bench.demo_result import PRESETS
-from halfbyte.bench.preset_quantizer import quantize_with_preset
 from halfbyte.bench.sentence_similarity import (
     compare_embeddings,
     embed_texts,

@@ -11,21 +11,21 @@ from halfbyte.bench.demo_result import (
     DemoResult,
     DemoRow,
     DemoSettings,
-    LayerRow,
 )
 from halfbyte.bench.language_model_accuracy import LanguageModelAccuracy
 from halfbyte.bench.text_corpus import describe_protocol, split_tokens
+from tests.bench.plain_quantizer import make_report
 
 
 def make_result(*, is_quick: bool = False) -> DemoResult:
-    """Return a result of two decoder layers; one SNR is infinite and one name needs escaping."""
+    """Return a result of two decoder layers; one is exact, and a row's perplexity is infinite."""
     layers = (
-        LayerRow("layers.0.mlp.up_proj", 0.0, math.inf, 0, 0, 0, None, None),
-        LayerRow("layers.1.self_attn.q_proj", 0.25, 12.04, 3, 2, 1, 0.5, 0.25),
+        make_report("layers.0.mlp.up_proj", 0.0, None, alpha=0.0),
+        make_report("layers.1.self_attn.q_proj", 0.25, 12.04, alpha=0.5),
     )
     rows = [DemoRow(AS_SHIPPED, LanguageModelAccuracy(16.0, 0.0, 1.0, 2048), 1000, 0.0, 1.5, ())]
     for index, preset in enumerate(PRESETS):
-        accuracy = LanguageModelAccuracy(20.0 + index, 0.1 * index, 0.8, 2048)
+        accuracy = LanguageModelAccuracy(20.0 if index else math.inf, 0.1 * index, 0.8, 2048)
         rows.append(DemoRow(preset, accuracy, 900 + index, 2.0, 1.0, layers))
     slices = split_tokens(torch.arange(3000))
     return DemoResult(

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from halfbyte.bench.demo_result import LayerRow
 from halfbyte.formats.activation import get_activation_format
 from halfbyte.formats.quantize import dequantize, quantize, quantize_activation
 from halfbyte.formats.quantized_linear import QuantizedLinear
+from halfbyte.nn.report import LinearReport
 
 
 class RoundedLinear(nn.Module):
@@ -27,10 +27,31 @@ class RoundedLinear(nn.Module):
         return nn.functional.linear(dequantize(operand), self.weight).unflatten(0, x.shape[:-1])
 
 
+def make_report(name: str, error: float, snr_db: float | None, alpha: float) -> LinearReport:
+    """Return a report of made-up counts."""
+    return LinearReport(
+        name=name,
+        group=(name,),
+        is_calibrated=True,
+        relative_error=error,
+        snr_db=snr_db,
+        blocks=64,
+        saturated=3,
+        flushed=2,
+        zero_scales=1,
+        activation_blocks=32,
+        activation_saturated=0,
+        activation_flushed=4,
+        alpha=alpha,
+        beta=0.0,
+        num_bytes=100,
+    )
+
+
 def quantize_plainly(
-    model: nn.Module, preset: str, calibration: torch.Tensor, on_step: Callable[[], None]
-) -> Sequence[LayerRow]:
-    """Swap every nn.Linear under `layers` for a RoundedLinear; the report's figures are made up."""
+    model: nn.Module, preset: str, calibration: torch.Tensor, on_linears: Callable[[int], None]
+) -> Sequence[LinearReport]:
+    """Swap every nn.Linear under `layers` for a RoundedLinear; the reports' figures are made up."""
     weight_format = preset.split("_")[0]
     activation = get_activation_format("int4" if weight_format == "int4" else "nvfp4_one_level")
     linears = {
@@ -38,13 +59,9 @@ def quantize_plainly(
         for name, module in model.named_modules()
         if name.startswith("layers.") and isinstance(module, nn.Linear)
     }
-    rows = []
-    for index, (name, linear) in enumerate(linears.items()):
+    for name, linear in linears.items():
         record = QuantizedLinear(quantize(linear.weight.detach(), weight_format), activation)
         parent, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(parent), attribute, RoundedLinear(record))
-        alpha = 0.5 if "svdquant" in preset else None
-        rows.append(LayerRow(name, 0.05 + 0.01 * (index % 7), 20.0, 0, 1, 2, alpha, alpha))
-    for _ in range(len(model.layers)):
-        on_step()
-    return rows
+        on_linears(1)
+    return [make_report(name, 0.1, 20.0, alpha=0.5) for name in linears]

@@ -11,10 +11,11 @@ from halfbyte.bench.demo import (
     restore_linears,
     run_demo,
 )
-from halfbyte.bench.demo_result import AS_SHIPPED, PRESETS, DemoSettings, LayerRow
+from halfbyte.bench.demo_result import AS_SHIPPED, PRESETS, DemoSettings
 from halfbyte.errors import HalfbyteError
 from halfbyte.nn.models.llama import Llama, LlamaConfig
 from halfbyte.nn.models.smollm2 import SmolLM2
+from halfbyte.nn.report import LinearReport
 from tests.bench.plain_quantizer import RoundedLinear, quantize_plainly
 
 CONFIG = LlamaConfig(
@@ -55,8 +56,8 @@ class Stages:
     def start(self, stage: str, total: int) -> None:
         self.seen.append([stage, total, 0])
 
-    def advance(self) -> None:
-        self.seen[-1][2] += 1
+    def advance(self, count: int = 1) -> None:
+        self.seen[-1][2] += count
 
 
 def test_demo_measures_every_row_and_leaves_the_model_as_shipped(small_demo: Llama) -> None:
@@ -90,10 +91,10 @@ def test_demo_hands_only_the_calibration_slice_to_the_quantizer(small_demo: Llam
     seen: list[torch.Tensor] = []
 
     def record(
-        model: nn.Module, preset: str, calibration: torch.Tensor, on_step: Callable[[], None]
-    ) -> Sequence[LayerRow]:
+        model: nn.Module, preset: str, calibration: torch.Tensor, on_linears: Callable[[int], None]
+    ) -> Sequence[LinearReport]:
         seen.append(calibration)
-        return quantize_plainly(model, preset, calibration, on_step)
+        return quantize_plainly(model, preset, calibration, on_linears)
 
     result = run_demo(SETTINGS, record)
     assert len(seen) == 4
@@ -105,9 +106,9 @@ def test_linear_that_was_skipped_is_an_error_and_the_model_is_restored(small_dem
     skipped = "layers.1.mlp.down_proj"
 
     def skip_one(
-        model: nn.Module, preset: str, calibration: torch.Tensor, on_step: Callable[[], None]
-    ) -> Sequence[LayerRow]:
-        rows = quantize_plainly(model, preset, calibration, on_step)
+        model: nn.Module, preset: str, calibration: torch.Tensor, on_linears: Callable[[int], None]
+    ) -> Sequence[LinearReport]:
+        rows = quantize_plainly(model, preset, calibration, on_linears)
         restore_linears(model, {skipped: linears[skipped]})
         return rows
 
@@ -120,6 +121,6 @@ def test_block_linears_leave_out_embedding_and_head(model: Llama) -> None:
     linears = list_block_linears(model)
     assert len(linears) == 14
     assert all(name.startswith("layers.") for name in linears)
-    quantize_plainly(model, "int4_plain", torch.zeros(1, 1), lambda: None)
+    quantize_plainly(model, "int4_plain", torch.zeros(1, 1), lambda count: None)
     assert isinstance(model.layers[0].mlp.up_proj, RoundedLinear)
     assert count_linear_bytes(model, list(linears)) > 0

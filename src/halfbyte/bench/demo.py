@@ -17,14 +17,13 @@ from halfbyte.bench.demo_result import (
     DemoResult,
     DemoRow,
     DemoSettings,
-    LayerRow,
 )
 from halfbyte.bench.language_model_accuracy import (
     compare_states,
     measure_accuracy,
     record_hidden_states,
 )
-from halfbyte.bench.machine import describe_machine, list_versions, read_peak_memory_bytes
+from halfbyte.bench.machine import describe_machine, list_versions
 from halfbyte.bench.text_corpus import (
     PredictionWindow,
     TokenSlices,
@@ -36,6 +35,10 @@ from halfbyte.bench.text_corpus import (
 from halfbyte.errors import HalfbyteError
 from halfbyte.nn.models.llama import Llama
 from halfbyte.nn.models.smollm2 import SmolLM2, load_smollm2
+from halfbyte.nn.progress import QuantizationProgress
+from halfbyte.nn.quantize_model import quantize_model
+from halfbyte.nn.report import LinearReport
+from halfbyte.peak_memory import read_peak_memory_bytes
 
 _NOTES = (
     "The reference is the model as shipped: its block linears were on a Q4_1 grid already, here "
@@ -55,8 +58,8 @@ class DemoProgress(Protocol):
         """Begin a stage of `total` steps; ends the stage before it."""
         ...
 
-    def advance(self) -> None:
-        """Finish one step of the stage."""
+    def advance(self, count: int = 1) -> None:
+        """Finish steps of the stage."""
         ...
 
 
@@ -66,18 +69,30 @@ class SilentProgress:
     def start(self, stage: str, total: int) -> None:
         """Ignore the stage."""
 
-    def advance(self) -> None:
-        """Ignore the step."""
+    def advance(self, count: int = 1) -> None:
+        """Ignore the steps."""
 
 
-class Quantizer(Protocol):
-    """Replaces a model's linears in place and returns one LayerRow a linear."""
+# (model, preset, calibration tokens [1, T] int64, called with the number of linears finished since
+# the last call) -> a report on each linear, all of them replaced in place.
+Quantizer = Callable[[nn.Module, str, torch.Tensor, Callable[[int], None]], Sequence[LinearReport]]
 
-    def __call__(
-        self, model: nn.Module, preset: str, calibration: torch.Tensor, on_step: Callable[[], None]
-    ) -> Sequence[LayerRow]:
-        """Quantize `model` with tokens [1, T] int64; call `on_step` after each decoder layer."""
-        ...
+
+def quantize_with_preset(
+    model: nn.Module,
+    preset: str,
+    calibration: torch.Tensor | Sequence[torch.Tensor],
+    on_linears: Callable[[int], None] = lambda count: None,
+) -> tuple[LinearReport, ...]:
+    """Return a report on each linear of `model`, which `quantize_model` replaced in place."""
+    finished = 0
+
+    def advance(event: QuantizationProgress) -> None:
+        nonlocal finished
+        on_linears(event.done - finished)
+        finished = event.done
+
+    return quantize_model(model, preset, calibration=calibration, progress=advance).layers
 
 
 @dataclass(frozen=True)
@@ -92,7 +107,9 @@ class _Evaluation:
 
 
 def run_demo(
-    settings: DemoSettings, quantizer: Quantizer, progress: DemoProgress | None = None
+    settings: DemoSettings,
+    quantizer: Quantizer = quantize_with_preset,
+    progress: DemoProgress | None = None,
 ) -> DemoResult:
     """Return the demo's result; raises MissingDependencyError where a package is absent."""
     progress = SilentProgress() if progress is None else progress
@@ -144,7 +161,7 @@ def _measure_preset(
     """Return the row of one preset and leave the model as shipped."""
     model, windows = evaluation.model, evaluation.windows
     try:
-        progress.start(f"{preset}: quantize", len(model.layers))
+        progress.start(f"{preset}: quantize", len(evaluation.linears))
         started = time.perf_counter()
         layers = quantizer(model, preset, evaluation.calibration, progress.advance)
         quantized = time.perf_counter()

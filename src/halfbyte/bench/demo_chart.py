@@ -1,6 +1,7 @@
 """The demo's chart: accuracy of each row, and where in the model the error arises."""
 
 import io
+import math
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
@@ -97,17 +98,19 @@ def _draw_bars(
     axes: "Axes", values: list[tuple[DemoRow, float]], title: str, label: str, theme: ChartTheme
 ) -> None:
     names = [row.name for row, _ in values]
-    lengths = [value for _, value in values]
+    # A model that broke has infinite perplexity: a bar to the edge, labelled as what it is.
+    longest = max((value for _, value in values if math.isfinite(value)), default=1.0) or 1.0
+    lengths = [value if math.isfinite(value) else 1.1 * longest for _, value in values]
     bars = axes.barh(names, lengths, color=[theme.rows[name] for name in names], height=0.62)
     axes.invert_yaxis()
     axes.bar_label(
         bars,
-        labels=[label.format(value) for value in lengths],
+        labels=[label.format(value) for _, value in values],
         padding=4,
         color=theme.text,
         fontsize=9.5,
     )
-    axes.set_xlim(0, max(lengths) * 1.18 if max(lengths) > 0 else 1.0)
+    axes.set_xlim(0, 1.18 * max(longest, *lengths))
     _style(axes, title, theme)
     axes.grid(axis="x", color=theme.grid, linewidth=0.8)
     axes.spines["left"].set_visible(True)
@@ -145,7 +148,7 @@ def _median_error_by_depth(row: DemoRow) -> dict[int, float]:
     """Return the median relative error of the linears of each decoder layer, by layer index."""
     by_depth: dict[int, list[float]] = {}
     for layer in row.layers:
-        depth = int(layer.layer.split(".")[1])  # layers.<depth>.self_attn.q_proj
+        depth = int(layer.name.split(".")[1])  # layers.<depth>.self_attn.q_proj
         by_depth.setdefault(depth, []).append(layer.relative_error)
     return {depth: median(errors) for depth, errors in sorted(by_depth.items())}
 

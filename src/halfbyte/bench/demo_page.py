@@ -1,11 +1,11 @@
 """The demo's HTML page: one self-contained file, light or dark as the reader's system is."""
 
 import base64
-import math
 from html import escape
 
 from halfbyte.bench.demo_chart import DARK_THEME, LIGHT_THEME, draw_chart
-from halfbyte.bench.demo_result import DemoResult, DemoRow, LayerRow
+from halfbyte.bench.demo_result import DemoResult, DemoRow
+from halfbyte.nn.report import LinearReport
 
 _STYLE = """
 :root { color-scheme: light dark;
@@ -74,9 +74,11 @@ _LAYER_HEADS = (
     "linear",
     "error",
     "SNR, dB",
-    "saturated",
-    "flushed",
-    "zero blocks",
+    "w saturated",
+    "w flushed",
+    "w zero",
+    "x saturated",
+    "x flushed",
     "alpha",
     "beta",
 )
@@ -86,7 +88,7 @@ def make_page(result: DemoResult) -> str:
     """Return the whole HTML document; it loads nothing from elsewhere."""
     quick = (
         '<p class="warn"><strong>A quick check that everything runs, not the protocol.</strong> '
-        f"{result.settings.num_layers} decoder layers, {result.settings.num_evaluation} tokens: "
+        f"{result.settings.num_layers} decoder layer, {result.settings.num_evaluation} tokens: "
         "the figures mean nothing.</p>"
         if result.settings.is_quick
         else ""
@@ -108,8 +110,10 @@ machine, in {result.seconds:.0f} seconds.</p>
 {_make_list(result.notes)}
 {_make_picture(result)}
 <h2>Every linear</h2>
-<p class="quiet">Relative output error ‖y<sub>4-bit</sub> − y‖ / ‖y‖ and block counts of each
-quantized linear. A heading sorts.</p>
+<p class="quiet">Relative output error ‖y<sub>4-bit</sub> − y‖ / ‖y‖ of each quantized linear on
+calibration rows held out of the fit (plain rows fit nothing); blocks of the weight (w) and of those
+rows (x) whose scale was clamped, rounded to zero, or that hold zeros alone; the chosen smoothing
+exponents, 0 for none. A heading sorts.</p>
 {_make_layers(result)}
 <h2>Protocol</h2>
 {_make_list(result.protocol)}
@@ -187,42 +191,37 @@ def _make_options(names: list[str], selected: str = "") -> str:
     )
 
 
-def _kind(layer: LayerRow) -> str:
-    return layer.layer.rpartition(".")[2]
+def _kind(layer: LinearReport) -> str:
+    return layer.name.rpartition(".")[2]
 
 
-def _make_layer_row(preset: str, index: int, layer: LayerRow) -> str:
+def _make_layer_row(preset: str, index: int, layer: LinearReport) -> str:
     values: tuple[tuple[str, float], ...] = (
-        (layer.layer, index),
+        (layer.name, index),
         (f"{layer.relative_error:.4f}", layer.relative_error),
-        (f"{layer.snr_db:.1f}", layer.snr_db),
+        _make_decibels(layer.snr_db),
         (f"{layer.saturated:,}", layer.saturated),
         (f"{layer.flushed:,}", layer.flushed),
         (f"{layer.zero_scales:,}", layer.zero_scales),
-        _make_exponent(layer.alpha),
-        _make_exponent(layer.beta),
+        (f"{layer.activation_saturated:,}", layer.activation_saturated),
+        (f"{layer.activation_flushed:,}", layer.activation_flushed),
+        (f"{layer.alpha:.2f}", layer.alpha),
+        (f"{layer.beta:.2f}", layer.beta),
     )
-    cells = "".join(
-        f'<td data-value="{_sort_key(value)}">{escape(text)}</td>' for text, value in values
-    )
+    cells = "".join(f'<td data-value="{value:.6g}">{escape(text)}</td>' for text, value in values)
     return f'<tr data-preset="{escape(preset)}" data-kind="{escape(_kind(layer))}">{cells}</tr>'
 
 
-def _sort_key(value: float) -> str:
-    """Return a number as JavaScript reads it: an exact linear has an infinite SNR."""
-    return "Infinity" if value == math.inf else f"{value:.6g}"
-
-
-def _make_exponent(exponent: float | None) -> tuple[str, float]:
-    return ("–", -1.0) if exponent is None else (f"{exponent:.2f}", exponent)
+def _make_decibels(decibels: float | None) -> tuple[str, float]:
+    """Return the text and the number to sort by; None, nothing lost, is above all others."""
+    return ("exact", 1e9) if decibels is None else (f"{decibels:.1f}", decibels)
 
 
 def _list_facts(result: DemoResult) -> tuple[str, ...]:
-    machine, peak = result.machine, result.peak_memory_bytes
-    memory = "unknown" if peak is None else f"{peak / 1e9:.2f} GB"
+    machine = result.machine
     return (
         f"{machine['cpu']}, {machine['cores']} cores, {machine['torch_threads']} torch threads, "
         f"{machine['system']}",
         ", ".join(f"{name} {version}" for name, version in result.versions.items()),
-        f"wall time {result.seconds:.0f} s, peak memory {memory}",
+        f"wall time {result.seconds:.0f} s, peak memory {result.peak_memory_bytes / 1e9:.2f} GB",
     )

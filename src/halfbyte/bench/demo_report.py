@@ -2,8 +2,6 @@
 
 import json
 import math
-import os
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 from halfbyte.bench.demo_chart import draw_chart
 from halfbyte.bench.demo_page import make_page
 from halfbyte.bench.demo_result import DemoResult, DemoRow
+from halfbyte.formats.safetensors_writer import write_bytes_atomically
 
 
 def make_record(result: DemoResult) -> dict[str, Any]:
@@ -54,7 +53,7 @@ def _make_row(result: DemoResult, row: DemoRow) -> dict[str, Any]:
 def _replace_non_finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _replace_non_finite(item) for key, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_replace_non_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
@@ -72,18 +71,5 @@ def write_report(result: DemoResult, folder: Path) -> list[Path]:
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
-        _write_atomically(folder / name, content)
+        write_bytes_atomically(folder / name, content)
     return [folder / name for name in files]
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    """Write to a temporary name in the same folder, then rename: readers never see a part."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, 0o644)  # mkstemp makes files that only the owner can read
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -1,9 +1,10 @@
-"""The records of the demo: what was run, each row of its table, each quantized linear."""
+"""The records of the demo: what was run, and each row of its table."""
 
 from dataclasses import dataclass
 
 from halfbyte.bench.language_model_accuracy import LanguageModelAccuracy
 from halfbyte.bench.text_corpus import CALIBRATION_TOKENS, EVALUATION_TOKENS, TokenSlices
+from halfbyte.nn.report import LinearReport
 
 AS_SHIPPED = "as_shipped"
 # Row names are preset names.
@@ -30,32 +31,7 @@ class DemoSettings:
         return self != DemoSettings()
 
 
-QUICK_SETTINGS = DemoSettings(num_layers=2, num_calibration=64, num_evaluation=192)
-
-
-@dataclass(frozen=True)
-class LayerRow:
-    """One linear of one quantized model; see `nn.report` for the definitions.
-
-    Attributes:
-        layer: the linear's name in the model.
-        relative_error: ||y_quantized - y|| / ||y|| on calibration rows held out of the fit.
-        snr_db: the same as a signal-to-noise ratio in decibels.
-        saturated: activation and weight blocks whose scale was clamped.
-        flushed: blocks that are not zero but whose scale rounded to zero.
-        zero_scales: blocks of zeros.
-        alpha: chosen activation exponent of the smoothing, None without smoothing.
-        beta: chosen weight exponent, None without smoothing.
-    """
-
-    layer: str
-    relative_error: float
-    snr_db: float
-    saturated: int
-    flushed: int
-    zero_scales: int
-    alpha: float | None
-    beta: float | None
+QUICK_SETTINGS = DemoSettings(num_layers=1, num_calibration=64, num_evaluation=192)
 
 
 @dataclass(frozen=True)
@@ -76,7 +52,7 @@ class DemoRow:
     num_bytes: int
     quantize_s: float
     evaluate_s: float
-    layers: tuple[LayerRow, ...]
+    layers: tuple[LinearReport, ...]
 
 
 @dataclass(frozen=True)
@@ -92,7 +68,7 @@ class DemoResult:
         num_weights: weights of all block linears.
         versions, machine: what it ran on.
         seconds: wall time in all.
-        peak_memory_bytes: largest resident size of the process, None where unknown.
+        peak_memory_bytes: largest resident size of the process.
     """
 
     settings: DemoSettings
@@ -104,7 +80,7 @@ class DemoResult:
     versions: dict[str, str]
     machine: dict[str, str | int]
     seconds: float
-    peak_memory_bytes: int | None
+    peak_memory_bytes: int
 
     def bits_per_weight(self, row: DemoRow) -> float:
         """Return stored bits for each weight of the block linears in `row`."""

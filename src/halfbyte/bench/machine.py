@@ -1,8 +1,7 @@
-"""What a result was measured on: processor, cores, software versions, peak memory."""
+"""What a result was measured on: processor, cores, software versions."""
 
 import os
 import platform
-import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -34,16 +33,6 @@ def list_versions(distributions: tuple[str, ...]) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             versions[name] = "not installed"
     return versions
-
-
-def read_peak_memory_bytes() -> int | None:
-    """Return this process's largest resident size so far, or None where the system hides it."""
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts KiB
 
 
 def _read_cpu_name() -> str:

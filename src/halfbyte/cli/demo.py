@@ -42,7 +42,7 @@ def demo(
     ] = False,
     quick: Annotated[
         bool,
-        typer.Option(help="Two layers and 192 tokens: check that it runs; figures mean nothing."),
+        typer.Option(help="One layer and 192 tokens: check that it runs; figures mean nothing."),
     ] = False,
 ) -> None:
     """Quantize SmolLM2-135M to 4 bits in four ways and show perplexity, KL, top-1 and bytes.
@@ -53,12 +53,11 @@ def demo(
     from halfbyte.bench.demo import run_demo
     from halfbyte.bench.demo_report import make_record, write_report
     from halfbyte.bench.demo_result import QUICK_SETTINGS, DemoSettings
-    from halfbyte.bench.preset_quantizer import quantize_with_preset
 
     console = Console(stderr=True) if as_json else Console()
     settings = QUICK_SETTINGS if quick else DemoSettings()
     with StageProgress(Console(stderr=True)) as progress:
-        result = run_demo(settings, quantize_with_preset, progress)
+        result = run_demo(settings, progress=progress)
     paths = write_report(result, out)
     if as_json:
         json.dump(make_record(result), sys.stdout, indent=1, allow_nan=False)
@@ -95,10 +94,10 @@ class StageProgress:
         """Begin a stage of `total` steps."""
         self._task = self._progress.add_task(stage, total=total)
 
-    def advance(self) -> None:
-        """Finish one step of the running stage."""
+    def advance(self, count: int = 1) -> None:
+        """Finish steps of the running stage."""
         if self._task is not None:
-            self._progress.advance(self._task)
+            self._progress.advance(self._task, count)
 
 
 def print_result(result: "DemoResult", console: Console) -> None:
@@ -111,8 +110,7 @@ def print_result(result: "DemoResult", console: Console) -> None:
     console.print(f"[dim]{_COLUMNS}[/]", highlight=False)
     for line in (*result.notes, *result.protocol):
         console.print(f"[dim]- {escape(line)}[/]", highlight=False)
-    peak = result.peak_memory_bytes
-    memory = "unknown" if peak is None else f"{peak / 1e9:.2f} GB"
+    memory = f"{result.peak_memory_bytes / 1e9:.2f} GB"
     console.print(f"{result.seconds:.0f} s in all, peak memory {memory}", highlight=False)
 
 
