@@ -30,7 +30,7 @@ FOLDERS = (
     "bench",
     "cli",
 )
-ROOT_MODULES = ("errors", "version")  # free for all; they import nothing of the package
+ROOT_MODULES = ("errors", "peak_memory", "version")  # free for all; they import nothing of the package
 FIRST_GPU_FOLDER = "device"
 GPU_PACKAGES = ("cutlass", "cuda", "cute", "triton")
 

@@ -1,5 +1,7 @@
 """Modules and model surgery: 4-bit linears, quantize_model, and the small models that run here."""
 
+from halfbyte.nn.quantize_model import quantize_model
+from halfbyte.nn.report import LinearReport, QuantizationReport
 from halfbyte.nn.w4a4_linear import W4A4Linear
 
-__all__ = ["W4A4Linear"]
+__all__ = ["LinearReport", "QuantizationReport", "W4A4Linear", "quantize_model"]

@@ -90,9 +90,10 @@ class LinearRules:
             return False
         if not set(siblings) <= {"weight", "bias"}:
             return False  # something else belongs to this layer: not a plain linear
-        return self._takes_name(layer)
+        return self.takes_name(layer)
 
-    def _takes_name(self, layer: str) -> bool:
+    def takes_name(self, layer: str) -> bool:
+        """Return whether the name rules let the layer be quantized."""
         if any(fnmatchcase(layer, glob) for glob in self.exclude):
             return False
         if self.include:

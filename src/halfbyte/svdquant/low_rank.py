@@ -36,7 +36,8 @@ def make_start(columns: int, rank: int, seed: int) -> torch.Tensor:
     """Return the random orthonormal start of the iteration: [K, min(R + 8, K)] float32."""
     width = min(rank + OVERSAMPLING, columns)
     draw = torch.Generator().manual_seed(seed)
-    return torch.linalg.qr(torch.randn(columns, width, generator=draw)).Q
+    start: torch.Tensor = torch.linalg.qr(torch.randn(columns, width, generator=draw)).Q
+    return start
 
 
 def improve_basis(chunks: RowChunks, basis: torch.Tensor, iterations: int) -> torch.Tensor:

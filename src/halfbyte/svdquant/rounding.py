@@ -1,5 +1,7 @@
 """Rounding the residual of one linear to its weight format."""
 
+from typing import Literal
+
 import torch
 
 from halfbyte.formats.block_scaled_tensor import BlockScaledTensor
@@ -18,7 +20,7 @@ def round_residual(
         preset: the weight format and rounding.
         propagation: for "gptq"; None where there are no calibration data.
     """
-    search = "absmax" if preset.rounding == "nearest" else "optimal"
+    search: Literal["absmax", "optimal"] = "absmax" if preset.rounding == "nearest" else "optimal"
     rounded = quantize(residual, preset.weight_format, scale_search=search)
     if preset.rounding != "gptq" or propagation is None:
         return rounded

@@ -1,0 +1,265 @@
+"""Model surgery: every linear of a model, block by block, replaced by its 4-bit form.
+
+Inside a block the groups of linears that share an input are quantized in the order in which they
+run, each on inputs that already went through the quantized ones before it.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from halfbyte.errors import FormatError
+from halfbyte.formats.quantized_linear import QuantizedLinear
+from halfbyte.nn.block_walk import BlockWalk, Calibration, find_blocks, make_calls, stop
+from halfbyte.nn.progress import OnProgress, ProgressClock, showing
+from halfbyte.nn.report import LinearReport, QuantizationReport, measure_linear
+from halfbyte.nn.resume import ResumeState
+from halfbyte.nn.w4a4_linear import W4A4Linear
+from halfbyte.peak_memory import read_peak_memory_bytes
+from halfbyte.svdquant.linear_rules import LinearRules
+from halfbyte.svdquant.presets import SVDQuantPreset, get_preset
+from halfbyte.svdquant.quantize_layer import quantize_linear_group
+from halfbyte.svdquant.statistics import InputStatistics
+
+Group = tuple[str, ...]
+
+
+def quantize_model(
+    model: nn.Module,
+    preset: str | SVDQuantPreset = "nvfp4_svdquant_r32",
+    *,
+    calibration: Calibration = None,
+    rules: LinearRules | None = None,
+    state_dir: str | os.PathLike[str] | None = None,
+    progress: bool | OnProgress = True,
+) -> QuantizationReport:
+    """Replace the model's linears by `W4A4Linear`, in place; return a report on each.
+
+    Memory beside the model: the inputs of one block for all of `calibration`, a sample of the
+    inputs of one group of linears, and a few copies of its weights. Deterministic: the same model,
+    calibration and preset give the same bytes on the same machine.
+
+    Args:
+        model: on the CPU, weights fp16, bf16 or fp32.
+        preset: what to do; a name in `svdquant.presets.PRESETS` or a record.
+        calibration: one tensor, or a sequence of tensors, argument tuples or keyword mappings,
+            with each of which the model is called; None quantizes without data.
+        rules: which linears are left out by name and size; the default leaves out embeddings,
+            output heads, routers and linears narrower than 64.
+        state_dir: a directory that keeps each finished block, so that the same call after a kill
+            goes on where it stopped; made where absent, left in place at the end.
+        progress: True shows a bar with time left and peak memory; or a callback; or False.
+
+    Raises:
+        FormatError: an unknown preset, a calibration that the model is not called with, NaN or
+            Inf in a weight or input, nothing to quantize, or a model that is not on the CPU.
+        CheckpointError: `state_dir` belongs to another model, calibration, preset or version.
+    """
+    record = get_preset(preset) if isinstance(preset, str) else preset
+    rules = LinearRules() if rules is None else rules
+    blocks = _list_blocks(model, rules)
+    surgery = _Surgery(model, record, rules, blocks)
+    total = sum(len(names) for _, _, names in blocks)
+    started = time.perf_counter()
+    with torch.no_grad(), _evaluating(model), showing(progress, record.name, total) as listener:
+        surgery.clock = ProgressClock(listener, total)
+        state = None
+        if state_dir is not None:
+            linears = {name: model.get_submodule(name) for _, _, ns in blocks for name in ns}
+            state = ResumeState.open(state_dir, linears, record, rules, calibration)
+        surgery.run(calibration, state)
+    return QuantizationReport(
+        preset=record.name,
+        layers=tuple(surgery.reports),
+        left_out=tuple(_list_left_out(model)),
+        uncalibrated=tuple(surgery.uncalibrated),
+        seconds=time.perf_counter() - started,
+        peak_memory_bytes=read_peak_memory_bytes(),
+    )
+
+
+_Block = tuple[str, nn.Module, list[str]]
+
+
+@dataclass
+class _Surgery:
+    model: nn.Module
+    preset: SVDQuantPreset
+    rules: LinearRules
+    blocks: list[_Block]
+    reports: list[LinearReport] = field(default_factory=list)
+    uncalibrated: list[str] = field(default_factory=list)
+    clock: ProgressClock = field(default_factory=lambda: ProgressClock(lambda _: None, 0))
+
+    def run(self, calibration: Calibration, state: ResumeState | None) -> None:
+        """Quantize all blocks; those that `state` holds are put in place as they are."""
+        walk = None
+        if calibration is not None:
+            calls = make_calls(calibration)
+            walk = BlockWalk(self.model, [block for _, block, _ in self.blocks], calls)
+        for index, (name, _, linears) in enumerate(self.blocks):
+            finished = None if state is None else state.read_block(index)
+            if finished is not None:
+                self._restore(*finished)
+                self.clock.advance(name, len(linears))
+            else:
+                first = len(self.reports)
+                records = self._quantize_block(linears, walk)
+                if state is not None:
+                    state.write_block(index, records, self.reports[first:])
+            if walk is not None:
+                walk.advance()
+
+    def _restore(self, records: dict[str, QuantizedLinear], reports: list[LinearReport]) -> None:
+        for name, record in records.items():
+            _replace(self.model, name, record)
+        self.reports += reports
+        self.uncalibrated += [entry.name for entry in reports if not entry.is_calibrated]
+
+    def _quantize_block(
+        self, linears: list[str], walk: BlockWalk | None
+    ) -> dict[str, QuantizedLinear]:
+        groups = [] if walk is None else self._find_groups(linears, walk)
+        reached = {name for group in groups for name in group}
+        columns = {name: self._linear(name).in_features for name in linears if name not in reached}
+        records: dict[str, QuantizedLinear] = {}
+        for group in [*groups, *self.rules.group_linears(columns)]:
+            is_reached = walk is not None and group[0] in reached
+            statistics = self._gather(group, walk) if walk is not None and is_reached else None
+            if walk is not None and not is_reached:
+                self.uncalibrated += group
+            records |= self._quantize_group(group, statistics)
+            self.clock.advance(", ".join(group), len(group))
+        return records
+
+    def _find_groups(self, linears: list[str], walk: BlockWalk) -> list[Group]:
+        """Return the linears that one batch reaches, those with the same input together."""
+        seen: dict[str, torch.Tensor] = {}  # keeps the inputs alive, so that identity tells them
+
+        def hooks() -> list[Any]:
+            def watch(name: str) -> Any:
+                def see(_: nn.Module, args: tuple[Any, ...]) -> None:
+                    seen.setdefault(name, args[0])
+
+                return self._linear(name).register_forward_pre_hook(see)
+
+            return [watch(name) for name in linears]
+
+        walk.observe(hooks, only_first=True)
+        groups: dict[tuple[Any, ...], list[str]] = {}
+        for name, x in seen.items():
+            key = (x.data_ptr(), tuple(x.shape), x.stride(), x.dtype)
+            groups.setdefault(key, []).append(name)
+        return [tuple(names) for names in groups.values()]
+
+    def _gather(self, group: Group, walk: BlockWalk) -> InputStatistics:
+        """Return statistics of the group's input over the whole calibration."""
+        first = self._linear(group[0])
+        is_weight_only = self.preset.activation is None
+        statistics = InputStatistics(first.in_features, keep_gram=is_weight_only)
+        names = [name for name, m in self.model.named_modules() if m is first]
+
+        def hooks() -> list[Any]:
+            def see(_: nn.Module, args: tuple[Any, ...]) -> None:
+                statistics.update(args[0])
+                if len(names) == 1:  # a shared linear may run again in the same block
+                    stop()
+
+            return [first.register_forward_pre_hook(see)]
+
+        walk.observe(hooks)
+        return statistics
+
+    def _quantize_group(
+        self, group: Group, statistics: InputStatistics | None
+    ) -> dict[str, QuantizedLinear]:
+        linears = [self._linear(name) for name in group]
+        dtype = linears[0].weight.dtype
+        preset = self.preset
+        if dtype == torch.float16 and preset.low_rank_dtype == "bfloat16":
+            preset = replace(preset, low_rank_dtype="float16")  # x's dtype: nothing to convert
+        records, choice = quantize_linear_group(
+            [linear.weight for linear in linears],
+            [None if linear.bias is None else linear.bias.detach() for linear in linears],
+            statistics,
+            preset,
+        )
+        rows = None if statistics is None else statistics.held_out.rows
+        for name, linear, record in zip(group, linears, records, strict=True):
+            true = (linear.weight.detach(), linear.bias)
+            self.reports.append(measure_linear(name, true, record, rows, (group, choice)))
+            _replace(self.model, name, record)
+        return dict(zip(group, records, strict=True))
+
+    def _linear(self, name: str) -> nn.Linear:
+        module = self.model.get_submodule(name)
+        assert isinstance(module, nn.Linear)
+        return module
+
+
+def _replace(model: nn.Module, name: str, record: QuantizedLinear) -> None:
+    old = model.get_submodule(name)
+    assert isinstance(old, nn.Linear)
+    weight_dtype = old.weight.dtype
+    dtype = weight_dtype if weight_dtype in (torch.float16, torch.bfloat16) else None
+    module = W4A4Linear.from_record(record, dtype=dtype).train(old.training)
+    parent, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(parent), attribute, module)
+
+
+def _list_blocks(model: nn.Module, rules: LinearRules) -> list[_Block]:
+    """Return the blocks that hold linears to quantize; each linear stands under its first name."""
+    if not isinstance(model, nn.Module):
+        raise FormatError(f"model: {type(model).__name__}, wanted torch.nn.Module")
+    taken: set[int] = set()
+    blocks: list[_Block] = []
+    for prefix, block in find_blocks(model):
+        names = []
+        for name, module in block.named_modules(prefix=prefix):
+            if _is_quantizable(name, module, rules) and id(module) not in taken:
+                taken.add(id(module))
+                names.append(name)
+        blocks.append((prefix, block, names))
+    if not taken:
+        raise FormatError(
+            "the model holds no linear to quantize: nn.Linear modules in its layers, at least "
+            f"{rules.min_features} wide, whose names the rules take"
+        )
+    return blocks
+
+
+def _is_quantizable(name: str, module: nn.Module, rules: LinearRules) -> bool:
+    if type(module) is not nn.Linear or not rules.takes_name(name):
+        return False
+    if min(module.in_features, module.out_features) < rules.min_features:
+        return False
+    if module.weight.device.type != "cpu":
+        raise FormatError(
+            f"{name}: weight on {module.weight.device}, wanted the CPU; quantize there, then move "
+            "the model"
+        )
+    return True
+
+
+def _list_left_out(model: nn.Module) -> Iterator[str]:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            yield name
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Put the model in eval mode; each module gets its own mode back."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
