@@ -144,6 +144,7 @@ def decode_elements(codes: torch.Tensor, element: ElementFormat | str) -> torch.
     return decode_table(element.name).to(codes.device)[codes.to(torch.int32)]
 
 
+@cache
 def encode_scalar(value: float, element: ElementFormat | str) -> int:
     """Return the code of one number (first rounded to float32)."""
     return int(encode_elements(torch.tensor([value], dtype=torch.float32), element)[0])

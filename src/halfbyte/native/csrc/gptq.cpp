@@ -12,42 +12,42 @@ namespace {
 
 constexpr int kRows = 16;  // rows of a tile; a block of 128 columns is 8 KiB
 
-// E2M1 numbers; a value rounds to the nearest, ties to the even code. Midpoints are exact.
-constexpr float kNumbers[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
-
-inline int encode_e2m1(float value) {
-  const float size = std::fabs(value);
-  const int code = (size > 0.25f) + (size >= 0.75f) + (size > 1.25f) + (size >= 1.75f) +
-                   (size > 2.5f) + (size >= 3.5f) + (size > 5.0f);
-  return code | (std::signbit(value) ? 8 : 0);
-}
-
-inline float number_e2m1(int code) { return code & 8 ? -kNumbers[code & 7] : kNumbers[code & 7]; }
-
-// Nearest integer, ties to even, for |value| < 2^22.
-inline float round_to_integer(float value) {
-  const float shifter = 12582912.0f;  // 1.5 * 2^23: its unit in the last place is 1
-  return (value + shifter) - shifter;
-}
-
-inline float clamp(float value, float low, float high) {
-  return std::min(std::max(value, low), high);
-}
-
-struct Rounded {
-  uint8_t code;
-  float number;
+// One column of a tile: sixteen values, their numbers and their codes.
+struct Column {
+  float value[kRows];
+  float number[kRows];
+  uint8_t code[kRows];
 };
 
-inline Rounded round_value(int32_t element, float value) {
-  if (element == kE2M1) {
-    const int code = encode_e2m1(value);
-    return {(uint8_t)code, number_e2m1(code)};
+// Adding and taking off 1.5 * 2^(22 + k) rounds to multiples of 2^(k - 1), ties to even.
+inline float round_to_step(float value, float shifter) { return (value + shifter) - shifter; }
+
+// Steps of E2M1: 1/2 below 2, 1 below 4, 2 up to 6. Ties go to the even code.
+void round_e2m1(Column& column) {
+  for (int r = 0; r < kRows; ++r) {
+    const float value = column.value[r];
+    const float size = std::min(std::fabs(value), 6.0f);
+    const float shifter = size < 2.0f ? 6291456.0f : size < 4.0f ? 12582912.0f : 25165824.0f;
+    const float number = round_to_step(size, shifter);
+    const int halves = (int)(number * 2.0f);  // 0 1 2 3 4 6 8 12
+    const int code = halves < 4 ? halves : halves < 8 ? 2 + halves / 2 : 4 + halves / 4;
+    column.number[r] = std::copysign(number, value);
+    column.code[r] = (uint8_t)(code | (std::signbit(value) ? 8 : 0));
   }
-  const float low = element == kInt4 ? -8.0f : 0.0f;
-  const float high = element == kInt4 ? 7.0f : 15.0f;
-  const float number = round_to_integer(clamp(value, low, high));
-  return {(uint8_t)((int)number & 15), number};
+}
+
+void round_integer(Column& column, float low, float high) {
+  for (int r = 0; r < kRows; ++r) {
+    const float value = std::min(std::max(column.value[r], low), high);
+    column.number[r] = round_to_step(value, 12582912.0f);
+    column.code[r] = (uint8_t)((int)column.number[r] & 15);
+  }
+}
+
+void round_column(int32_t element, Column& column) {
+  if (element == kE2M1) return round_e2m1(column);
+  if (element == kInt4) return round_integer(column, -8.0f, 7.0f);
+  round_integer(column, 0.0f, 15.0f);
 }
 
 void round_tile(const GptqJob& job, int64_t first, int rows) {
@@ -58,16 +58,20 @@ void round_tile(const GptqJob& job, int64_t first, int rows) {
     for (int c = 0; c < columns; ++c) tile[c][r] = row[c];
   }
   for (int c = 0; c < columns; ++c) {
-    float carried[kRows] = {};
     const float pivot = job.factor[(int64_t)c * columns + c];
+    Column column = {};
+    float divisor[kRows] = {};
     for (int r = 0; r < rows; ++r) {
-      const int64_t at = (first + r) * columns + c;
-      const float divisor = job.divisors[at];
-      const Rounded rounded = divisor == 0.0f ? Rounded{0, 0.0f}
-                                              : round_value(job.element, tile[c][r] / divisor);
-      carried[r] = (tile[c][r] - rounded.number * divisor) / pivot;
-      job.codes[at] = rounded.code;
-      job.errors[at] = carried[r];
+      divisor[r] = job.divisors[(first + r) * columns + c];
+      // a block whose scale is zero holds zeros; its codes carry no sign either
+      column.value[r] = divisor[r] == 0.0f ? 0.0f : tile[c][r] / divisor[r];
+    }
+    round_column(job.element, column);
+    float carried[kRows];
+    for (int r = 0; r < kRows; ++r) carried[r] = (tile[c][r] - column.number[r] * divisor[r]) / pivot;
+    for (int r = 0; r < rows; ++r) {
+      job.codes[(first + r) * columns + c] = column.code[r];
+      job.errors[(first + r) * columns + c] = carried[r];
     }
     const float* factor = job.factor + (int64_t)c * columns;
     for (int behind = c + 1; behind < columns; ++behind) {
