@@ -19,11 +19,14 @@ from halfbyte.native.packed_linear import (
     Epilogue,
     PackedOperand,
     is_multiplicable,
+    multiply_decoded_rows,
     multiply_packed,
 )
 
 # Without vector integer products the decoded float32 product is faster beyond so few rows.
 _MAX_GENERIC_ROWS = 4
+# Up to so many rows, reading and decoding the weights costs more than the products.
+_MAX_PRODUCT_ROWS = 16
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -81,19 +84,36 @@ def multiply_decoded(
         out: [M, N] of a float dtype.
     """
     k = linear.in_features
+    loaded = find_library(linear.weight.data, linear.weight.format)
+    if loaded is not None and 0 < out.shape[0] <= _MAX_PRODUCT_ROWS:
+        left = read_rows(slice(0, out.shape[0])).contiguous()
+        product = multiply_decoded_rows(loaded, left, make_operand(linear.weight))
+        out.copy_(_finish(product, slice(None), slice(None), linear, lora_act))
+        return
     weight_rows = max(1, CHUNK_ELEMENTS // max(k, 1))
     for rows in row_chunks(out.shape[0], k):
         left = read_rows(rows)
         for start in range(0, linear.out_features, weight_rows):
             columns = slice(start, min(start + weight_rows, linear.out_features))
-            y = left @ _decode_rows(linear.weight, columns).T
-            if linear.channel_scale is not None:
-                y *= linear.channel_scale[columns]
-            if linear.bias is not None:
-                y += linear.bias[columns].to(torch.float32)
-            if lora_act is not None and linear.lora_up is not None:
-                y.addmm_(lora_act[rows], linear.lora_up[columns].to(torch.float32).T)
-            out[rows, columns] = y.to(out.dtype)
+            product = left @ _decode_rows(linear.weight, columns).T
+            out[rows, columns] = _finish(product, rows, columns, linear, lora_act).to(out.dtype)
+
+
+def _finish(
+    product: torch.Tensor,
+    rows: slice,
+    columns: slice,
+    linear: QuantizedLinear,
+    lora_act: torch.Tensor | None,
+) -> torch.Tensor:
+    # Overwrites `product`, which the caller has just made.
+    if linear.channel_scale is not None:
+        product *= linear.channel_scale[columns]
+    if linear.bias is not None:
+        product += linear.bias[columns].to(torch.float32)
+    if lora_act is not None and linear.lora_up is not None:
+        product.addmm_(lora_act[rows], linear.lora_up[columns].to(torch.float32).T)
+    return product
 
 
 def _is_worthwhile(loaded: NativeLibrary, a: PackedOperand, w: PackedOperand) -> bool:

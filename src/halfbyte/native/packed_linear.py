@@ -168,6 +168,45 @@ def dequantize_packed(loaded: NativeLibrary, w: PackedOperand, out: torch.Tensor
         loaded.call("halfbyte_dequantize", job)
 
 
+def multiply_decoded_rows(loaded: NativeLibrary, x: torch.Tensor, w: PackedOperand) -> torch.Tensor:
+    """Return x @ w.T with float32 products of decoded weights: [M, N] float32.
+
+    Each weight row is decoded once and read by all rows of x: meant for few rows.
+
+    Args:
+        loaded: the compiled library.
+        x: [M, K] float32, contiguous; K may leave out the padding.
+        w: [N, K] packed weights.
+
+    Raises:
+        FormatError: shapes or dtypes that do not fit.
+    """
+    _check_operand(w, "w")
+    rows, columns = x.shape
+    _check_tensor("x", x, (rows, columns), (torch.float32,))
+    if -(-columns // w.block_size) != w.scales.shape[1]:
+        raise FormatError(f"x: {columns} columns, w has {w.scales.shape[1]} blocks a row")
+    out = torch.empty(rows, w.codes.shape[0])
+    job = records.ProductJob(
+        codes=w.codes.data_ptr(),
+        scales=w.scales.data_ptr(),
+        rows=w.codes.shape[0],
+        columns=columns,
+        multiplier=w.multiplier,
+        element=ELEMENTS[w.element],
+        scale_rule=SCALE_RULES[w.scale],
+        scale_type=VALUE_TYPES.get(w.scales.dtype, 0),
+        block_size=w.block_size,
+        threads=choose_threads(max(rows, 8) * w.codes.numel(), _WORK_PER_THREAD),
+        x=x.data_ptr(),
+        x_rows=rows,
+        out=out.data_ptr(),
+    )
+    if out.numel():
+        loaded.call("halfbyte_product", job)
+    return out
+
+
 def _pointer(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 

@@ -133,10 +133,22 @@ class GptqJob(ctypes.Structure):
     )
 
 
+class ProductJob(ctypes.Structure):
+    """One call of halfbyte_product; fields as in csrc/abi.h, the weight's record flattened."""
+
+    _fields_ = (
+        *DequantizeJob._fields_,
+        ("x", ctypes.c_void_p),
+        ("x_rows", ctypes.c_int64),
+        ("out", ctypes.c_void_p),
+    )
+
+
 RECORDS: tuple[type[ctypes.Structure], ...] = (
     QuantizeJob,
     AmaxJob,
     LinearJob,
     DequantizeJob,
     GptqJob,
+    ProductJob,
 )

@@ -135,6 +135,15 @@ struct GptqJob {
   int32_t threads;
 };
 
+// out[m, n] = sum_k x[m, k] * w[n, k] in float32, w decoded row by row from packed codes: for few
+// rows of x, where reading the weights is the work.
+struct ProductJob {
+  DequantizeJob weight;  // rows = outputs; values, row_stride unused
+  const float* x;        // [x_rows, columns], dense
+  int64_t x_rows;
+  float* out;  // [x_rows, outputs], dense
+};
+
 // Activations of a chunk of rows, decoded to int8, by tiles of kTileRows rows:
 // codes [tiles][blocks][kTileRows][block_size], starts and scales [tiles][blocks][kTileRows].
 constexpr int kTileRows = 8;
@@ -162,6 +171,8 @@ struct Kernels {
   void (*quantize_rows)(const QuantizeJob*, int64_t first, int64_t last, int64_t* counts);
   void (*amax_rows)(const AmaxJob*, int64_t first, int64_t last, float* amax, int32_t* nonfinite);
   void (*dequantize_rows)(const DequantizeJob*, int64_t first, int64_t last);
+  // scratch: [depth, padded to whole blocks]
+  void (*multiply_rows)(const ProductJob*, int64_t first, int64_t last, float* scratch);
   void (*decode_tile)(const LinearJob*, const Activations*, int64_t tile);
   void (*decode_panel)(const LinearJob*, int64_t panel, const Panel*);
   // sums: [rows][kPanelColumns], scratch

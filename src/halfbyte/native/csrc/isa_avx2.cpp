@@ -8,8 +8,9 @@
 
 namespace halfbyte {
 const Kernels* avx2_kernels() {
-  static const Kernels kernels = {"avx2",      quantize_rows, amax_rows,    dequantize_rows,
-                                  decode_tile, decode_panel,  multiply_panel};
+  static const Kernels kernels = {"avx2",        quantize_rows, amax_rows,
+                                  dequantize_rows, multiply_rows, decode_tile,
+                                  decode_panel,    multiply_panel};
   return &kernels;
 }
 }  // namespace halfbyte

@@ -13,8 +13,9 @@
 
 namespace halfbyte {
 const Kernels* avx512_kernels() {
-  static const Kernels kernels = {"avx512",      quantize_rows, amax_rows,    dequantize_rows,
-                                  decode_tile, decode_panel,  multiply_panel};
+  static const Kernels kernels = {"avx512",        quantize_rows, amax_rows,
+                                  dequantize_rows, multiply_rows, decode_tile,
+                                  decode_panel,    multiply_panel};
   return &kernels;
 }
 }  // namespace halfbyte

@@ -6,8 +6,9 @@
 namespace halfbyte {
 
 const Kernels* generic_kernels() {
-  static const Kernels kernels = {"generic",      quantize_rows, amax_rows,    dequantize_rows,
-                                  decode_tile, decode_panel,  multiply_panel};
+  static const Kernels kernels = {"generic",        quantize_rows, amax_rows,
+                                  dequantize_rows, multiply_rows, decode_tile,
+                                  decode_panel,    multiply_panel};
   return &kernels;
 }
 

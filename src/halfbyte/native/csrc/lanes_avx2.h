@@ -106,6 +106,12 @@ inline int32_t total(I16 x) {
   four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0xB1));
   return _mm_cvtsi128_si32(four);
 }
+inline float sum_lanes(F16 x) {
+  const __m256 eight = _mm256_add_ps(x.a, x.b);
+  __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(four, _mm_shuffle_ps(four, four, 1)));
+}
 inline F16 lookup16(const float* table, I16 index) {
   return {_mm256_i32gather_ps(table, index.a, 4), _mm256_i32gather_ps(table, index.b, 4)};
 }

@@ -72,6 +72,7 @@ inline F16 select_less_i(I16 a, I16 b, F16 x, F16 y) {
 }
 inline int32_t largest(I16 a) { return _mm512_reduce_max_epi32(a.v); }
 inline int32_t total(I16 a) { return _mm512_reduce_add_epi32(a.v); }
+inline float sum_lanes(F16 a) { return _mm512_reduce_add_ps(a.v); }
 inline F16 lookup16(const float* table, I16 index) {
   return {_mm512_permutexvar_ps(index.v, _mm512_loadu_ps(table))};
 }

@@ -157,6 +157,12 @@ inline int32_t total(I16 a) {
   EACH r += a.v[i];
   return r;
 }
+inline float sum_lanes(F16 a) {
+  for (int half = 8; half >= 1; half /= 2) {
+    for (int i = 0; i < half; ++i) a.v[i] += a.v[i + half];
+  }
+  return a.v[0];
+}
 // table[index], index in 0..15.
 inline F16 lookup16(const float* table, I16 index) {
   F16 r;

@@ -89,8 +89,8 @@ HALFBYTE_EXPORT int32_t halfbyte_abi_version() { return HALFBYTE_ABI_VERSION; }
 // Sizes of the records, so that the caller's and the library's cannot drift apart unseen.
 HALFBYTE_EXPORT int64_t halfbyte_record_bytes(int32_t record) {
   constexpr int64_t kSizes[] = {sizeof(QuantizeJob), sizeof(AmaxJob), sizeof(LinearJob),
-                                sizeof(DequantizeJob), sizeof(GptqJob)};
-  return record >= 0 && record < 5 ? kSizes[record] : 0;
+                                sizeof(DequantizeJob), sizeof(GptqJob), sizeof(ProductJob)};
+  return record >= 0 && record < 6 ? kSizes[record] : 0;
 }
 
 // 1 where instruction-set `level` (0 generic, 1 avx2, 2 avx512) is built and this CPU has it.
@@ -133,4 +133,10 @@ HALFBYTE_EXPORT int32_t halfbyte_gptq(int32_t, GptqJob* job) {
   if (job->struct_bytes != sizeof(GptqJob) || job->columns > kMaxGptqColumns) return kBadRecord;
   run_gptq(*job);
   return kOk;
+}
+
+HALFBYTE_EXPORT int32_t halfbyte_product(int32_t level, ProductJob* job) {
+  const Kernels* kernels = kernels_of(level);
+  if (kernels == nullptr || job->weight.struct_bytes != sizeof(ProductJob)) return kBadRecord;
+  return run_product(kernels, *job);
 }

@@ -77,7 +77,33 @@ void multiply_task(void* context, int64_t panel, int worker) {
   task->kernels->multiply_panel(task->job, &task->act, panel, decoded, task->sums[worker]);
 }
 
+struct ProductTask {
+  const Kernels* kernels;
+  const ProductJob* job;
+  float* scratch;  // [threads][stride]
+  int64_t stride;
+};
+
+constexpr int64_t kProductRows = 16;  // of the weight, per task
+
+void product_task(void* context, int64_t index, int worker) {
+  const auto* task = static_cast<ProductTask*>(context);
+  const int64_t first = index * kProductRows;
+  const int64_t last = std::min(first + kProductRows, task->job->weight.rows);
+  task->kernels->multiply_rows(task->job, first, last, task->scratch + worker * task->stride);
+}
+
 }  // namespace
+
+Status run_product(const Kernels* kernels, const ProductJob& job) {
+  const int threads = std::max(1, job.weight.threads);
+  const int64_t stride = (job.weight.columns + 15) / 16 * 16;
+  Arena arena(threads * stride * (int64_t)sizeof(float) + 64);
+  if (!arena.is_ready()) return kNoMemory;
+  ProductTask task{kernels, &job, arena.take<float>(threads * stride), stride};
+  run_tasks((job.weight.rows + kProductRows - 1) / kProductRows, threads, product_task, &task);
+  return kOk;
+}
 
 Status run_linear(const Kernels* kernels, const LinearJob& job) {
   const Plan plan(job);

@@ -243,32 +243,67 @@ void multiply_panel(const LinearJob* job, const Activations* act, int64_t panel,
   }
 }
 
-void dequantize_rows(const DequantizeJob* job, int64_t first, int64_t last) {
-  const int64_t blocks = (job->columns + job->block_size - 1) / job->block_size;
-  const ScaleReader scales(job->scales, job->scale_rule, job->scale_type);
+// Writes packed rows as float32.
+struct RowDecoder {
+  const DequantizeJob& job;
+  ScaleReader scales;
+  int64_t blocks;
   alignas(64) float table[16];
-  for (int code = 0; code < 16; ++code) {
-    table[code] = (float)element_value(job->element, code) * element_unit(job->element);
-    if (job->element == kE2M1 && code == 8) table[code] = -0.0f;
+
+  explicit RowDecoder(const DequantizeJob& source)
+      : job(source),
+        scales(source.scales, source.scale_rule, source.scale_type),
+        blocks((source.columns + source.block_size - 1) / source.block_size) {
+    for (int code = 0; code < 16; ++code) {
+      table[code] = (float)element_value(job.element, code) * element_unit(job.element);
+      if (job.element == kE2M1 && code == 8) table[code] = -0.0f;
+    }
   }
-  for (int64_t row = first; row < last; ++row) {
+  void decode(int64_t row, float* out, int64_t columns) const {
     for (int64_t b = 0; b < blocks; ++b) {
       const int64_t at = row * blocks + b;
       float scale = scales.at(at);
-      if (job->scale_rule == kE4M3Scale) scale *= job->multiplier;
-      const uint8_t* codes = job->codes + at * (job->block_size / 2);
-      for (int i = 0; i < job->block_size; i += 16) {
-        const int64_t column = b * job->block_size + i;
+      if (job.scale_rule == kE4M3Scale) scale *= job.multiplier;
+      const uint8_t* codes = job.codes + at * (job.block_size / 2);
+      for (int i = 0; i < job.block_size; i += 16) {
+        const int64_t column = b * job.block_size + i;
         const F16 value = mul(lookup16(table, load_nibbles(codes + i / 2)), splat(scale));
-        float* out = job->values + row * job->row_stride + column;
-        if (column + 16 <= job->columns) {
-          store_f32(out, value);
-        } else if (column < job->columns) {
+        if (column + 16 <= columns) {
+          store_f32(out + column, value);
+        } else if (column < columns) {
           alignas(64) float buffer[16];
           store_f32(buffer, value);
-          std::memcpy(out, buffer, sizeof(float) * (job->columns - column));
+          std::memcpy(out + column, buffer, sizeof(float) * (columns - column));
         }
       }
+    }
+  }
+};
+
+void dequantize_rows(const DequantizeJob* job, int64_t first, int64_t last) {
+  const RowDecoder decoder(*job);
+  for (int64_t row = first; row < last; ++row) {
+    decoder.decode(row, job->values + row * job->row_stride, job->columns);
+  }
+}
+
+void multiply_rows(const ProductJob* job, int64_t first, int64_t last, float* scratch) {
+  const RowDecoder decoder(job->weight);
+  const int64_t columns = job->weight.columns;
+  for (int64_t row = first; row < last; ++row) {
+    decoder.decode(row, scratch, columns);
+    for (int64_t m = 0; m < job->x_rows; ++m) {
+      const float* x = job->x + m * columns;
+      F16 sums[4] = {splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f)};
+      int64_t k = 0;
+      for (; k + 64 <= columns; k += 64) {
+        for (int i = 0; i < 4; ++i) {
+          sums[i] = mul_add(load_f32(x + k + 16 * i), load_f32(scratch + k + 16 * i), sums[i]);
+        }
+      }
+      float sum = sum_lanes(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+      for (; k < columns; ++k) sum += x[k] * scratch[k];
+      job->out[m * job->weight.rows + row] = sum;
     }
   }
 }
