@@ -18,6 +18,7 @@ from halfbyte.native import NativeLibrary
 from halfbyte.native.packed_linear import (
     Epilogue,
     PackedOperand,
+    dequantize_packed,
     is_multiplicable,
     multiply_decoded_rows,
     multiply_packed,
@@ -88,32 +89,33 @@ def multiply_decoded(
     if loaded is not None and 0 < out.shape[0] <= _MAX_PRODUCT_ROWS:
         left = read_rows(slice(0, out.shape[0])).contiguous()
         product = multiply_decoded_rows(loaded, left, make_operand(linear.weight))
-        out.copy_(_finish(product, slice(None), slice(None), linear, lora_act))
+        _finish(product, slice(None), linear, lora_act)
+        out.copy_(product)
         return
     weight_rows = max(1, CHUNK_ELEMENTS // max(k, 1))
-    for rows in row_chunks(out.shape[0], k):
+    for rows in row_chunks(out.shape[0], max(k, linear.out_features)):
         left = read_rows(rows)
+        product = out[rows]
+        if out.dtype != torch.float32:
+            product = torch.empty(product.shape)
         for start in range(0, linear.out_features, weight_rows):
             columns = slice(start, min(start + weight_rows, linear.out_features))
-            product = left @ _decode_rows(linear.weight, columns).T
-            out[rows, columns] = _finish(product, rows, columns, linear, lora_act).to(out.dtype)
+            torch.mm(left, _decode_rows(linear.weight, columns, loaded).T, out=product[:, columns])
+        _finish(product, rows, linear, lora_act)
+        if out.dtype != torch.float32:
+            out[rows] = product
 
 
 def _finish(
-    product: torch.Tensor,
-    rows: slice,
-    columns: slice,
-    linear: QuantizedLinear,
-    lora_act: torch.Tensor | None,
-) -> torch.Tensor:
-    # Overwrites `product`, which the caller has just made.
+    product: torch.Tensor, rows: slice, linear: QuantizedLinear, lora_act: torch.Tensor | None
+) -> None:
+    # In place, on all columns at once: few large steps cost less than many small ones.
     if linear.channel_scale is not None:
-        product *= linear.channel_scale[columns]
+        product *= linear.channel_scale
     if linear.bias is not None:
-        product += linear.bias[columns].to(torch.float32)
+        product += linear.bias.to(torch.float32)
     if lora_act is not None and linear.lora_up is not None:
-        product.addmm_(lora_act[rows], linear.lora_up[columns].to(torch.float32).T)
-    return product
+        product.addmm_(lora_act[rows], linear.lora_up.to(torch.float32).T)
 
 
 def _is_worthwhile(loaded: NativeLibrary, a: PackedOperand, w: PackedOperand) -> bool:
@@ -129,6 +131,12 @@ def _make_epilogue(linear: QuantizedLinear, lora_act: torch.Tensor | None) -> Ep
     return Epilogue(dense(linear.channel_scale), dense(linear.bias), dense(lora_act), lora_up)
 
 
-def _decode_rows(t: BlockScaledTensor, rows: slice) -> torch.Tensor:
+def _decode_rows(
+    t: BlockScaledTensor, rows: slice, loaded: NativeLibrary | None = None
+) -> torch.Tensor:
     part = BlockScaledTensor(t.format, t.data[rows], t.scales[rows], t.global_scale, t.columns)
-    return dequantize(part)
+    if loaded is None:
+        return dequantize(part)
+    out = torch.empty(part.shape)
+    dequantize_packed(loaded, make_operand(part), out, threads=1)
+    return out

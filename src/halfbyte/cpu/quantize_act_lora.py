@@ -18,7 +18,8 @@ from halfbyte.formats.nvfp4 import GlobalScale, make_global_scale
 from halfbyte.formats.quantize import quantize_activation
 from halfbyte.formats.quantize_plan import QuantizePlan
 from halfbyte.formats.quantized_linear import QuantizedLinear
-from halfbyte.native import NativeLibrary
+from halfbyte.native import NativeLibrary, library
+from halfbyte.native.packed_linear import project_rows
 from halfbyte.native.quantize_blocks import is_supported, measure_amax, quantize_blocks
 
 CHUNK_ELEMENTS = 1 << 20  # 4 MiB of float32: what a step may hold beside input and output
@@ -81,6 +82,10 @@ def project_lora(x: torch.Tensor, linear: QuantizedLinear) -> torch.Tensor | Non
     """Return float32(x) @ float32(lora_down).T: [M, R] float32, or None for rank 0."""
     if linear.lora_down is None or linear.rank == 0:
         return None
+    loaded = library()
+    if loaded is not None:
+        values = x if is_supported(x) else x.contiguous()
+        return project_rows(loaded, values, linear.lora_down.contiguous())
     down = linear.lora_down.to(torch.float32).T
     out = torch.empty(x.shape[0], linear.rank)
     for rows in row_chunks(x.shape[0], x.shape[1]):

@@ -11,7 +11,13 @@ import torch
 from halfbyte.errors import FormatError
 from halfbyte.native import records
 from halfbyte.native.library import NativeLibrary
-from halfbyte.native.quantize_blocks import ELEMENTS, SCALE_RULES, VALUE_TYPES, choose_threads
+from halfbyte.native.quantize_blocks import (
+    ELEMENTS,
+    SCALE_RULES,
+    VALUE_TYPES,
+    choose_threads,
+    is_supported,
+)
 
 # Multiply-adds that are worth a thread of their own (some 20 microseconds of work).
 _WORK_PER_THREAD = 1 << 20
@@ -130,13 +136,17 @@ def multiply_packed(
         loaded.call("halfbyte_linear", job)
 
 
-def dequantize_packed(loaded: NativeLibrary, w: PackedOperand, out: torch.Tensor) -> None:
+def dequantize_packed(
+    loaded: NativeLibrary, w: PackedOperand, out: torch.Tensor, threads: int | None = None
+) -> None:
     """Write the float32 numbers of packed rows into `out`: element * (scale * multiplier).
 
     Args:
         loaded: the compiled library.
         w: the packed rows.
         out: [rows, columns] float32, unit column stride; columns may leave out the padding.
+        threads: None for as many as `choose_threads` says. Between two torch products take 1:
+            torch's idle workers spin for a while, and threads of ours would fight them for cores.
 
     Raises:
         FormatError: shapes or dtypes that do not fit.
@@ -162,7 +172,7 @@ def dequantize_packed(loaded: NativeLibrary, w: PackedOperand, out: torch.Tensor
         scale_rule=SCALE_RULES[w.scale],
         scale_type=VALUE_TYPES.get(w.scales.dtype, 0),
         block_size=w.block_size,
-        threads=choose_threads(out.numel()),
+        threads=threads or choose_threads(out.numel()),
     )
     if out.numel():
         loaded.call("halfbyte_dequantize", job)
@@ -204,6 +214,40 @@ def multiply_decoded_rows(loaded: NativeLibrary, x: torch.Tensor, w: PackedOpera
     )
     if out.numel():
         loaded.call("halfbyte_product", job)
+    return out
+
+
+def project_rows(loaded: NativeLibrary, x: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    """Return x @ down.T in float32: [M, R] float32.
+
+    Args:
+        loaded: the compiled library.
+        x: [M, K] float32, bfloat16 or float16, unit column stride.
+        down: [R, K] float32, bfloat16 or float16, contiguous.
+
+    Raises:
+        FormatError: shapes or dtypes that do not fit.
+    """
+    if not is_supported(x):
+        raise FormatError(f"x: {x.dtype}, strides {x.stride()} on {x.device}; call .contiguous()")
+    rows, columns = x.shape
+    rank = down.shape[0]
+    _check_tensor("down", down, (rank, columns), tuple(VALUE_TYPES))
+    out = torch.empty(rows, rank)
+    job = records.ProjectJob(
+        x=x.data_ptr(),
+        rows=rows,
+        columns=columns,
+        row_stride=x.stride(0),
+        down=down.data_ptr(),
+        rank=rank,
+        out=out.data_ptr(),
+        value_type=VALUE_TYPES[x.dtype],
+        down_type=VALUE_TYPES[down.dtype],
+        threads=choose_threads(rows * rank * columns, _WORK_PER_THREAD),
+    )
+    if out.numel():
+        loaded.call("halfbyte_project", job)
     return out
 
 

@@ -144,6 +144,24 @@ class ProductJob(ctypes.Structure):
     )
 
 
+class ProjectJob(ctypes.Structure):
+    """One call of halfbyte_project; fields as in csrc/abi.h."""
+
+    _fields_ = (
+        ("struct_bytes", ctypes.c_int64),
+        ("x", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+        ("row_stride", ctypes.c_int64),
+        ("down", ctypes.c_void_p),
+        ("rank", ctypes.c_int64),
+        ("out", ctypes.c_void_p),
+        ("value_type", ctypes.c_int32),
+        ("down_type", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+    )
+
+
 RECORDS: tuple[type[ctypes.Structure], ...] = (
     QuantizeJob,
     AmaxJob,
@@ -151,4 +169,5 @@ RECORDS: tuple[type[ctypes.Structure], ...] = (
     DequantizeJob,
     GptqJob,
     ProductJob,
+    ProjectJob,
 )

@@ -144,6 +144,21 @@ struct ProductJob {
   float* out;  // [x_rows, outputs], dense
 };
 
+// out[m, r] = sum_k x[m, k] * down[r, k] in float32: the low-rank projection of raw activations.
+struct ProjectJob {
+  int64_t struct_bytes;
+  const void* x;
+  int64_t rows;
+  int64_t columns;
+  int64_t row_stride;  // elements
+  const void* down;    // [rank, columns], dense
+  int64_t rank;
+  float* out;          // [rows, rank], dense
+  int32_t value_type;  // ValueType of x
+  int32_t down_type;
+  int32_t threads;
+};
+
 // Activations of a chunk of rows, decoded to int8, by tiles of kTileRows rows:
 // codes [tiles][blocks][kTileRows][block_size], starts and scales [tiles][blocks][kTileRows].
 constexpr int kTileRows = 8;
@@ -171,6 +186,7 @@ struct Kernels {
   void (*quantize_rows)(const QuantizeJob*, int64_t first, int64_t last, int64_t* counts);
   void (*amax_rows)(const AmaxJob*, int64_t first, int64_t last, float* amax, int32_t* nonfinite);
   void (*dequantize_rows)(const DequantizeJob*, int64_t first, int64_t last);
+  void (*project_rows)(const ProjectJob*, int64_t first, int64_t last);
   // scratch: [depth, padded to whole blocks]
   void (*multiply_rows)(const ProductJob*, int64_t first, int64_t last, float* scratch);
   void (*decode_tile)(const LinearJob*, const Activations*, int64_t tile);

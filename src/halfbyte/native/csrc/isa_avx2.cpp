@@ -9,8 +9,8 @@
 namespace halfbyte {
 const Kernels* avx2_kernels() {
   static const Kernels kernels = {"avx2",        quantize_rows, amax_rows,
-                                  dequantize_rows, multiply_rows, decode_tile,
-                                  decode_panel,    multiply_panel};
+                                  dequantize_rows, project_rows,  multiply_rows,
+                                  decode_tile,     decode_panel,  multiply_panel};
   return &kernels;
 }
 }  // namespace halfbyte

@@ -14,8 +14,8 @@
 namespace halfbyte {
 const Kernels* avx512_kernels() {
   static const Kernels kernels = {"avx512",        quantize_rows, amax_rows,
-                                  dequantize_rows, multiply_rows, decode_tile,
-                                  decode_panel,    multiply_panel};
+                                  dequantize_rows, project_rows,  multiply_rows,
+                                  decode_tile,     decode_panel,  multiply_panel};
   return &kernels;
 }
 }  // namespace halfbyte

@@ -7,8 +7,8 @@ namespace halfbyte {
 
 const Kernels* generic_kernels() {
   static const Kernels kernels = {"generic",        quantize_rows, amax_rows,
-                                  dequantize_rows, multiply_rows, decode_tile,
-                                  decode_panel,    multiply_panel};
+                                  dequantize_rows, project_rows,  multiply_rows,
+                                  decode_tile,     decode_panel,  multiply_panel};
   return &kernels;
 }
 

@@ -64,6 +64,18 @@ void dequantize_task(void* context, int64_t index, int) {
   task->kernels->dequantize_rows(task->job, first, std::min(first + task->step, task->job->rows));
 }
 
+struct ProjectTask {
+  const Kernels* kernels;
+  const ProjectJob* job;
+  int64_t step;
+};
+
+void project_task(void* context, int64_t index, int) {
+  const auto* task = static_cast<ProjectTask*>(context);
+  const int64_t first = index * task->step;
+  task->kernels->project_rows(task->job, first, std::min(first + task->step, task->job->rows));
+}
+
 const Kernels* kernels_of(int level) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -89,8 +101,9 @@ HALFBYTE_EXPORT int32_t halfbyte_abi_version() { return HALFBYTE_ABI_VERSION; }
 // Sizes of the records, so that the caller's and the library's cannot drift apart unseen.
 HALFBYTE_EXPORT int64_t halfbyte_record_bytes(int32_t record) {
   constexpr int64_t kSizes[] = {sizeof(QuantizeJob), sizeof(AmaxJob), sizeof(LinearJob),
-                                sizeof(DequantizeJob), sizeof(GptqJob), sizeof(ProductJob)};
-  return record >= 0 && record < 6 ? kSizes[record] : 0;
+                                sizeof(DequantizeJob), sizeof(GptqJob), sizeof(ProductJob),
+                                sizeof(ProjectJob)};
+  return record >= 0 && record < 7 ? kSizes[record] : 0;
 }
 
 // 1 where instruction-set `level` (0 generic, 1 avx2, 2 avx512) is built and this CPU has it.
@@ -139,4 +152,12 @@ HALFBYTE_EXPORT int32_t halfbyte_product(int32_t level, ProductJob* job) {
   const Kernels* kernels = kernels_of(level);
   if (kernels == nullptr || job->weight.struct_bytes != sizeof(ProductJob)) return kBadRecord;
   return run_product(kernels, *job);
+}
+
+HALFBYTE_EXPORT int32_t halfbyte_project(int32_t level, ProjectJob* job) {
+  const Kernels* kernels = kernels_of(level);
+  if (kernels == nullptr || job->struct_bytes != sizeof(ProjectJob)) return kBadRecord;
+  ProjectTask task{kernels, job, 16};
+  run_tasks((job->rows + task.step - 1) / task.step, job->threads, project_task, &task);
+  return kOk;
 }

@@ -308,4 +308,34 @@ void multiply_rows(const ProductJob* job, int64_t first, int64_t last, float* sc
   }
 }
 
+void project_rows(const ProjectJob* job, int64_t first, int64_t last) {
+  constexpr int kRows = 4;         // of x that share one pass over `down`
+  constexpr int64_t kChunk = 512;  // columns summed apart, and converted at a time
+  const Source in = {job->x, job->columns, job->row_stride, nullptr, 0.0f, 0, job->value_type};
+  const Source down = {job->down, job->columns, job->columns, nullptr, 0.0f, 0, job->down_type};
+  alignas(64) float x[kRows][kChunk];
+  alignas(64) float d[kChunk];
+  for (int64_t row = first; row < last; row += kRows) {
+    const int rows = (int)(last - row < kRows ? last - row : kRows);
+    std::memset(job->out + row * job->rank, 0, sizeof(float) * rows * job->rank);
+    for (int64_t column = 0; column < job->columns; column += kChunk) {
+      const int64_t left = job->columns - column;
+      const int64_t count = left < kChunk ? left : kChunk;
+      const int64_t padded = (count + 15) / 16 * 16;
+      for (int r = 0; r < rows; ++r) load_row(in, row + r, column, count, padded, x[r]);
+      for (int r = rows; r < kRows; ++r) std::memset(x[r], 0, sizeof(x[r]));
+      for (int64_t rank = 0; rank < job->rank; ++rank) {
+        load_row(down, rank, column, count, padded, d);
+        F16 sums[kRows];
+        for (int r = 0; r < kRows; ++r) sums[r] = splat(0.0f);
+        for (int64_t k = 0; k < padded; k += 16) {
+          const F16 value = load_f32(d + k);
+          for (int r = 0; r < kRows; ++r) sums[r] = mul_add(load_f32(x[r] + k), value, sums[r]);
+        }
+        for (int r = 0; r < rows; ++r) job->out[(row + r) * job->rank + rank] += sum_lanes(sums[r]);
+      }
+    }
+  }
+}
+
 }  // namespace
