@@ -87,7 +87,6 @@ setup(
             "halfbyte.native._halfbyte",
             sorted(str(path) for path in SOURCES.glob("*.cpp")),
             language="c++",
-            optional=True,
         )
     ],
     cmdclass={"build_ext": BuildLibrary},
