@@ -1,4 +1,4 @@
-"""The peak memory of this process, where the system tells it."""
+"""The peak memory of this process."""
 
 import resource
 import sys

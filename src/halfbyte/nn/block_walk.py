@@ -43,6 +43,11 @@ def make_calls(calibration: torch.Tensor | Sequence[Any]) -> list[Call]:
     """
     if isinstance(calibration, torch.Tensor):
         return [Call((calibration,), {})]
+    if isinstance(calibration, str) or not isinstance(calibration, Sequence):
+        raise FormatError(
+            f"calibration: {type(calibration).__name__}, wanted a tensor or a sequence of batches; "
+            "put a single batch, or what a loader yields, in a list"
+        )
     calls = []
     for index, batch in enumerate(calibration):
         if isinstance(batch, torch.Tensor):
@@ -74,7 +79,8 @@ def find_blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
                 best = (count, name, module)
     if best is None:
         return [("", model)]
-    return [(f"{best[1]}.{index}", block) for index, block in enumerate(best[2])]
+    prefix = f"{best[1]}." if best[1] else ""  # the model itself may be the list
+    return [(f"{prefix}{index}", block) for index, block in enumerate(best[2])]
 
 
 class BlockWalk:
@@ -101,19 +107,21 @@ class BlockWalk:
         if self.is_chained:
             self._inputs = [_capture_call(model, blocks[0], call) for call in calls]
 
-    def observe(self, hooks: Callable[[], list[Any]], only_first: bool = False) -> None:
+    def observe(
+        self, hooks: Callable[[], list[Any]], is_enough: Callable[[], bool] = lambda: False
+    ) -> None:
         """Run the block at hand on its inputs with hooks in place.
 
         Args:
             hooks: registers forward hooks and returns their handles; one may raise `stop`.
-            only_first: run one batch alone.
+            is_enough: asked after each batch; True leaves the others out.
         """
         handles = hooks()
         try:
             for run in self._runs():
                 with stopping():
                     run()
-                if only_first:
+                if is_enough():
                     break
         finally:
             for handle in handles:
@@ -139,11 +147,9 @@ class BlockWalk:
             yield partial(self._replay, block, call)
 
     def _replay(self, block: nn.Module, call: Call) -> None:
-        def stop(*_: Any) -> None:
-            raise _StopForwardError
-
-        is_last = self._index + 1 == len(self._blocks)
-        handle = None if is_last else block.register_forward_hook(stop)
+        # A block that stands in the list more than once runs more than once.
+        is_repeated = sum(other is block for other in self._blocks) > 1
+        handle = None if is_repeated else block.register_forward_hook(lambda *_: stop())
         try:
             self._model(*call.args, **call.kwargs)
         finally:
@@ -183,37 +189,81 @@ def _capture_call(model: nn.Module, block: nn.Module, call: Call) -> Call:
 
 
 def _is_chain(model: nn.Module, blocks: Sequence[nn.Module], call: Call) -> bool:
-    """Return whether each block's output is the next one's first input, all else being equal."""
-    called: list[tuple[nn.Module, Call]] = []
-    outputs: list[Any] = []
+    """Return whether each block's output is the next one's first input, all else being equal.
 
-    def see_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        called.append((module, Call(args, dict(kwargs))))
-
-    def see_output(_: nn.Module, __: Any, output: Any) -> None:
-        outputs.append(output[0] if isinstance(output, tuple) else output)
-        if len(outputs) == len(blocks):
-            raise _StopForwardError
-
-    handles = [block.register_forward_pre_hook(see_input, with_kwargs=True) for block in blocks]
-    handles += [block.register_forward_hook(see_output) for block in blocks]
+    False too where a block may not be run twice on the same arguments: it writes into one of
+    them, or gets an object that may keep a state (a cache).
+    """
+    watch = _ChainWatch(blocks)
+    handles = [block.register_forward_pre_hook(watch.enter, with_kwargs=True) for block in blocks]
+    handles += [block.register_forward_hook(watch.leave, with_kwargs=True) for block in blocks]
     try:
         with stopping():
             model(*call.args, **call.kwargs)
     finally:
         for handle in handles:
             handle.remove()
-    if [id(module) for module, _ in called] != [id(block) for block in blocks]:
+    return watch.is_chain and watch.num_left == len(blocks)
+
+
+class _ChainWatch:
+    """Compares the calls of the blocks as they come; holds one block's output at a time."""
+
+    def __init__(self, blocks: Sequence[nn.Module]) -> None:
+        """Wait for the first of `blocks`."""
+        self.is_chain = True
+        self.num_left = 0
+        self._blocks = blocks
+        self._rest: Call | None = None  # what the first block got beside its first input
+        self._output: Any = None
+        self._marks: list[int | None] = []
+
+    def enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """See the arguments of a block; end the forward call where there is no chain."""
+        rest = Call(args[1:], dict(kwargs))
+        if self._rest is None:
+            is_next = bool(args) and _is_plain((rest.args, rest.kwargs))
+            self._rest = rest
+        else:
+            is_next = bool(args) and args[0] is self._output and _is_same_call(rest, self._rest)
+        if not is_next or block is not self._blocks[self.num_left]:
+            self.is_chain = False
+            stop()
+        self._marks = [read_version(value) for value in (*args, *kwargs.values())]
+
+    def leave(
+        self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        """See the output of a block; end the forward call after the last."""
+        if self._marks != [read_version(value) for value in (*args, *kwargs.values())]:
+            self.is_chain = False
+        self._output = output[0] if isinstance(output, tuple) else output
+        self.num_left += 1
+        if not self.is_chain or self.num_left == len(self._blocks):
+            stop()
+
+
+def read_version(value: Any) -> int | None:
+    """Return how often a tensor was written to in place; None where torch does not count."""
+    if not isinstance(value, torch.Tensor) or value.is_inference():
+        return None
+    return value._version
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value holds nothing but tensors and constants."""
+    if isinstance(value, tuple | list):
+        return all(_is_plain(item) for item in value)
+    if isinstance(value, Mapping):
+        return type(value) is dict and all(_is_plain(item) for item in value.values())
+    return value is None or isinstance(value, torch.Tensor | bool | int | float | str | torch.dtype)
+
+
+def _is_same_call(left: Call, right: Call) -> bool:
+    if left.kwargs.keys() != right.kwargs.keys():
         return False
-    first = called[0][1]
-    for (_, seen), output in zip(called[1:], outputs, strict=False):
-        if not seen.args or seen.args[0] is not output:
-            return False
-        if not _is_same(seen.args[1:], first.args[1:]) or seen.kwargs.keys() != first.kwargs.keys():
-            return False
-        if not _is_same(tuple(seen.kwargs.values()), tuple(first.kwargs.values())):
-            return False
-    return True
+    values = (tuple(call.kwargs[key] for key in right.kwargs) for call in (left, right))
+    return _is_same(left.args, right.args) and _is_same(*values)
 
 
 def _is_same(left: tuple[Any, ...], right: tuple[Any, ...]) -> bool:

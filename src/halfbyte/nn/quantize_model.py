@@ -16,11 +16,20 @@ from torch import nn
 
 from halfbyte.errors import FormatError
 from halfbyte.formats.quantized_linear import QuantizedLinear
-from halfbyte.nn.block_walk import BlockWalk, Calibration, find_blocks, make_calls, stop
+from halfbyte.nn.block_walk import (
+    BlockWalk,
+    Calibration,
+    Call,
+    find_blocks,
+    make_calls,
+    read_version,
+    stop,
+)
 from halfbyte.nn.progress import OnProgress, ProgressClock, showing
 from halfbyte.nn.report import LinearReport, QuantizationReport, measure_linear
 from halfbyte.nn.resume import ResumeState
 from halfbyte.nn.w4a4_linear import W4A4Linear
+from halfbyte.ops.checks import FLOAT_DTYPES
 from halfbyte.peak_memory import read_peak_memory_bytes
 from halfbyte.svdquant.linear_rules import LinearRules
 from halfbyte.svdquant.presets import SVDQuantPreset, get_preset
@@ -58,12 +67,14 @@ def quantize_model(
 
     Raises:
         FormatError: an unknown preset, a calibration that the model is not called with, NaN or
-            Inf in a weight or input, nothing to quantize, or a model that is not on the CPU.
+            Inf in a weight or input, nothing to quantize, or a weight on another device or of
+            another dtype. Linears before the one named are quantized by then.
         CheckpointError: `state_dir` belongs to another model, calibration, preset or version.
     """
     record = get_preset(preset) if isinstance(preset, str) else preset
     rules = LinearRules() if rules is None else rules
     blocks = _list_blocks(model, rules)
+    calls = None if calibration is None else make_calls(calibration)
     surgery = _Surgery(model, record, rules, blocks)
     total = sum(len(names) for _, _, names in blocks)
     started = time.perf_counter()
@@ -71,9 +82,8 @@ def quantize_model(
         surgery.clock = ProgressClock(listener, total)
         state = None
         if state_dir is not None:
-            linears = {name: model.get_submodule(name) for _, _, ns in blocks for name in ns}
-            state = ResumeState.open(state_dir, linears, record, rules, calibration)
-        surgery.run(calibration, state)
+            state = ResumeState.open(state_dir, model, record, rules, calls)
+        surgery.run(calls, state)
     return QuantizationReport(
         preset=record.name,
         layers=tuple(surgery.reports),
@@ -95,18 +105,18 @@ class _Surgery:
     blocks: list[_Block]
     reports: list[LinearReport] = field(default_factory=list)
     uncalibrated: list[str] = field(default_factory=list)
+    num_calls: dict[str, int] = field(default_factory=dict)  # of a linear in one run of its block
     clock: ProgressClock = field(default_factory=lambda: ProgressClock(lambda _: None, 0))
 
-    def run(self, calibration: Calibration, state: ResumeState | None) -> None:
+    def run(self, calls: list[Call] | None, state: ResumeState | None) -> None:
         """Quantize all blocks; those that `state` holds are put in place as they are."""
         walk = None
-        if calibration is not None:
-            calls = make_calls(calibration)
+        if calls is not None:
             walk = BlockWalk(self.model, [block for _, block, _ in self.blocks], calls)
         for index, (name, _, linears) in enumerate(self.blocks):
-            finished = None if state is None else state.read_block(index)
+            finished = None if state is None else state.read_block(index, linears)
             if finished is not None:
-                self._restore(*finished)
+                self._restore(*finished, has_data=walk is not None)
                 self.clock.advance(name, len(linears))
             else:
                 first = len(self.reports)
@@ -116,46 +126,57 @@ class _Surgery:
             if walk is not None:
                 walk.advance()
 
-    def _restore(self, records: dict[str, QuantizedLinear], reports: list[LinearReport]) -> None:
+    def _restore(
+        self, records: dict[str, QuantizedLinear], reports: list[LinearReport], *, has_data: bool
+    ) -> None:
         for name, record in records.items():
             _replace(self.model, name, record)
         self.reports += reports
-        self.uncalibrated += [entry.name for entry in reports if not entry.is_calibrated]
+        if has_data:
+            self.uncalibrated += [entry.name for entry in reports if not entry.is_calibrated]
 
     def _quantize_block(
         self, linears: list[str], walk: BlockWalk | None
     ) -> dict[str, QuantizedLinear]:
-        groups = [] if walk is None else self._find_groups(linears, walk)
+        groups = [] if walk is None or not linears else self._find_groups(linears, walk)
         reached = {name for group in groups for name in group}
         columns = {name: self._linear(name).in_features for name in linears if name not in reached}
         records: dict[str, QuantizedLinear] = {}
         for group in [*groups, *self.rules.group_linears(columns)]:
             is_reached = walk is not None and group[0] in reached
-            statistics = self._gather(group, walk) if walk is not None and is_reached else None
             if walk is not None and not is_reached:
                 self.uncalibrated += group
-            records |= self._quantize_group(group, statistics)
+            with _naming(group):
+                statistics = self._gather(group, walk) if walk and is_reached else None
+                records |= self._quantize_group(group, statistics)
             self.clock.advance(", ".join(group), len(group))
         return records
 
     def _find_groups(self, linears: list[str], walk: BlockWalk) -> list[Group]:
-        """Return the linears that one batch reaches, those with the same input together."""
-        seen: dict[str, torch.Tensor] = {}  # keeps the inputs alive, so that identity tells them
+        """Return the linears that calibration reaches, those with the same inputs together."""
+        seen: dict[str, list[_Input]] = {}  # keeps the inputs alive, so that identity tells them
+        current: dict[str, list[_Input]] = {}
 
         def hooks() -> list[Any]:
             def watch(name: str) -> Any:
-                def see(_: nn.Module, args: tuple[Any, ...]) -> None:
-                    seen.setdefault(name, args[0])
+                def see(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                    if name not in seen:
+                        current.setdefault(name, []).append(_Input(_get_input(args, kwargs)))
 
-                return self._linear(name).register_forward_pre_hook(see)
+                return self._linear(name).register_forward_pre_hook(see, with_kwargs=True)
 
             return [watch(name) for name in linears]
 
-        walk.observe(hooks, only_first=True)
+        def have_all() -> bool:
+            seen.update(current)
+            current.clear()
+            return len(seen) == len(linears)
+
+        walk.observe(hooks, have_all)
         groups: dict[tuple[Any, ...], list[str]] = {}
-        for name, x in seen.items():
-            key = (x.data_ptr(), tuple(x.shape), x.stride(), x.dtype)
-            groups.setdefault(key, []).append(name)
+        for name, inputs in seen.items():
+            self.num_calls[name] = len(inputs)
+            groups.setdefault(tuple(x.key for x in inputs), []).append(name)
         return [tuple(names) for names in groups.values()]
 
     def _gather(self, group: Group, walk: BlockWalk) -> InputStatistics:
@@ -163,15 +184,14 @@ class _Surgery:
         first = self._linear(group[0])
         is_weight_only = self.preset.activation is None
         statistics = InputStatistics(first.in_features, keep_gram=is_weight_only)
-        names = [name for name, m in self.model.named_modules() if m is first]
 
         def hooks() -> list[Any]:
-            def see(_: nn.Module, args: tuple[Any, ...]) -> None:
-                statistics.update(args[0])
-                if len(names) == 1:  # a shared linear may run again in the same block
+            def see(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                statistics.update(_get_input(args, kwargs))
+                if self.num_calls[group[0]] == 1:  # else it runs again in the same block
                     stop()
 
-            return [first.register_forward_pre_hook(see)]
+            return [first.register_forward_pre_hook(see, with_kwargs=True)]
 
         walk.observe(hooks)
         return statistics
@@ -204,13 +224,38 @@ class _Surgery:
 
 
 def _replace(model: nn.Module, name: str, record: QuantizedLinear) -> None:
+    """Put the 4-bit module wherever the model holds the linear called `name`."""
     old = model.get_submodule(name)
     assert isinstance(old, nn.Linear)
     weight_dtype = old.weight.dtype
     dtype = weight_dtype if weight_dtype in (torch.float16, torch.bfloat16) else None
     module = W4A4Linear.from_record(record, dtype=dtype).train(old.training)
-    parent, _, attribute = name.rpartition(".")
-    setattr(model.get_submodule(parent), attribute, module)
+    names = [n for n, m in model.named_modules(remove_duplicate=False) if m is old]
+    for place in names:
+        parent, _, attribute = place.rpartition(".")
+        setattr(model.get_submodule(parent), attribute, module)
+
+
+class _Input:
+    """One input of a linear: the tensor, and what tells it from others."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+        self.key = (x.data_ptr(), tuple(x.shape), x.stride(), x.dtype, read_version(x))
+
+
+def _get_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    x: torch.Tensor = args[0] if args else kwargs["input"]  # nn.Linear.forward's own name
+    return x
+
+
+@contextmanager
+def _naming(group: Group) -> Iterator[None]:
+    """Say in an error which linears it is about."""
+    try:
+        yield
+    except FormatError as error:
+        raise FormatError(f"{', '.join(group)}: {error}") from error
 
 
 def _list_blocks(model: nn.Module, rules: LinearRules) -> list[_Block]:
@@ -221,8 +266,11 @@ def _list_blocks(model: nn.Module, rules: LinearRules) -> list[_Block]:
     blocks: list[_Block] = []
     for prefix, block in find_blocks(model):
         names = []
+        fused = _list_fused(block, prefix)
         for name, module in block.named_modules(prefix=prefix):
-            if _is_quantizable(name, module, rules) and id(module) not in taken:
+            if name in fused or id(module) in taken:
+                continue
+            if _is_quantizable(name, module, rules):
                 taken.add(id(module))
                 names.append(name)
         blocks.append((prefix, block, names))
@@ -244,7 +292,22 @@ def _is_quantizable(name: str, module: nn.Module, rules: LinearRules) -> bool:
             f"{name}: weight on {module.weight.device}, wanted the CPU; quantize there, then move "
             "the model"
         )
+    if module.weight.dtype not in FLOAT_DTYPES:
+        raise FormatError(
+            f"{name}: weight is {module.weight.dtype}, wanted float16, bfloat16 or float32; "
+            "convert the model first"
+        )
     return True
+
+
+def _list_fused(block: nn.Module, prefix: str) -> set[str]:
+    """Return the linears whose parent reads their weights itself, past their forward."""
+    return {
+        f"{name}.{child}" if name else child
+        for name, module in block.named_modules(prefix=prefix)
+        if isinstance(module, nn.TransformerEncoderLayer)  # its fast path, in eval mode
+        for child in ("linear1", "linear2")
+    }
 
 
 def _list_left_out(model: nn.Module) -> Iterator[str]:
@@ -256,10 +319,10 @@ def _list_left_out(model: nn.Module) -> Iterator[str]:
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Put the model in eval mode; each module gets its own mode back."""
-    modes = {module: module.training for module in model.modules()}
+    modes = {name: module.training for name, module in model.named_modules()}
     model.eval()
     try:
         yield
     finally:
-        for module, mode in modes.items():
-            module.training = mode
+        for name, mode in modes.items():  # by name: a 4-bit module takes its linear's mode
+            model.get_submodule(name).training = mode

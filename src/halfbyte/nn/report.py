@@ -62,7 +62,7 @@ class QuantizationReport:
         left_out: names of the linears that stay as they were, by rule.
         uncalibrated: names of the linears that no calibration input reached.
         seconds: wall time.
-        peak_memory_bytes: of the process; None where the system does not tell.
+        peak_memory_bytes: largest resident size of the process.
     """
 
     preset: str
@@ -70,7 +70,7 @@ class QuantizationReport:
     left_out: tuple[str, ...]
     uncalibrated: tuple[str, ...]
     seconds: float
-    peak_memory_bytes: int | None
+    peak_memory_bytes: int
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain JSON values."""

@@ -19,7 +19,7 @@ from halfbyte.errors import CheckpointError
 from halfbyte.formats.halfbyte_file import read_halfbyte_file, write_halfbyte_file
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.formats.safetensors_writer import write_bytes_atomically
-from halfbyte.nn.block_walk import Calibration
+from halfbyte.nn.block_walk import Call
 from halfbyte.nn.report import LinearReport
 from halfbyte.svdquant.linear_rules import LinearRules
 from halfbyte.svdquant.presets import SVDQuantPreset
@@ -40,15 +40,23 @@ class ResumeState:
     def open(
         cls,
         folder: str | os.PathLike[str],
-        linears: Mapping[str, nn.Module],
+        model: nn.Module,
         preset: SVDQuantPreset,
         rules: LinearRules,
-        calibration: Calibration,
+        calls: Sequence[Call] | None,
     ) -> "ResumeState":
         """Return the state in `folder`, made where absent.
 
+        Args:
+            folder: of this run alone.
+            model: not yet quantized; all its parameters and buffers identify the run, for all of
+                them shape the inputs of its linears.
+            preset, rules: of the run.
+            calls: the calibration, or None.
+
         Raises:
-            CheckpointError: the directory holds another run, or cannot be used.
+            CheckpointError: the directory holds another run or cannot be used, or the calibration
+                holds something that no hash can tell from something else.
         """
         path = Path(folder)
         wanted = {
@@ -56,8 +64,8 @@ class ResumeState:
             "torch": torch.__version__,
             "preset": asdict(preset),
             "rules": asdict(rules),
-            "weights_sha256": _hash_linears(linears),
-            "calibration_sha256": _hash_calibration(calibration),
+            "weights_sha256": _hash_model(model),
+            "calibration_sha256": _hash_calls(calls),
         }
         wanted = json.loads(json.dumps(wanted))
         try:
@@ -76,15 +84,28 @@ class ResumeState:
         return cls(path)
 
     def read_block(
-        self, index: int
+        self, index: int, names: Sequence[str]
     ) -> tuple[dict[str, QuantizedLinear], list[LinearReport]] | None:
-        """Return the records and reports of a finished block, or None."""
+        """Return the records and reports of a finished block, or None.
+
+        Raises CheckpointError for a file that is corrupt or not of the linears called `names`.
+        """
         path = self._path(index)
         if not path.exists():
             return None
         contents = read_halfbyte_file(path)
-        entries = json.loads(contents.metadata[_REPORTS_KEY])
-        reports = [LinearReport(**{**e, "group": tuple(e["group"])}) for e in entries]
+        try:
+            entries = json.loads(contents.metadata[_REPORTS_KEY])
+            reports = [LinearReport(**{**e, "group": tuple(e["group"])}) for e in entries]
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{path}: its reports are damaged ({error!r}); remove the file"
+            ) from error
+        found = sorted(report.name for report in reports)
+        if not sorted(contents.linears) == found == sorted(names):
+            raise CheckpointError(
+                f"{path}: holds {sorted(contents.linears)}, wanted {sorted(names)}; remove the file"
+            )
         return contents.linears, reports
 
     def write_block(
@@ -112,18 +133,17 @@ def _check_same_run(path: Path, wanted: dict[str, Any]) -> None:
         )
 
 
-def _hash_linears(linears: Mapping[str, nn.Module]) -> str:
+def _hash_model(model: nn.Module) -> str:
     digest = hashlib.sha256()
-    for name, module in linears.items():
-        digest.update(name.encode())
-        for tensor in module.parameters():
-            _hash_tensor(digest, tensor)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        digest.update(f"{name!r}:".encode())
+        _hash_tensor(digest, tensor)
     return digest.hexdigest()
 
 
-def _hash_calibration(calibration: Calibration) -> str:
+def _hash_calls(calls: Sequence[Call] | None) -> str:
     digest = hashlib.sha256()
-    _hash_value(digest, calibration)
+    _hash_value(digest, None if calls is None else [(call.args, call.kwargs) for call in calls])
     return digest.hexdigest()
 
 
@@ -131,18 +151,20 @@ def _hash_value(digest: Any, value: Any) -> None:
     if isinstance(value, torch.Tensor):
         _hash_tensor(digest, value)
     elif isinstance(value, Mapping):
-        for key, item in value.items():
-            digest.update(str(key).encode())
-            _hash_value(digest, item)
+        _hash_value(digest, [[str(key), item] for key, item in value.items()])
     elif isinstance(value, list | tuple):
         digest.update(f"[{len(value)}]".encode())
         for item in value:
             _hash_value(digest, item)
+    elif value is None or isinstance(value, bool | int | float | str):
+        digest.update(f"{type(value).__name__} {value!r};".encode())
     else:
-        digest.update(repr(value).encode())
+        raise CheckpointError(
+            f"calibration holds {type(value).__name__}; with state_dir, wanted tensors, numbers, "
+            "text and lists, tuples or mappings of them"
+        )
 
 
 def _hash_tensor(digest: Any, tensor: torch.Tensor) -> None:
     digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    digest.update(flat.numpy().tobytes())
+    digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())

@@ -60,8 +60,6 @@ class OutputError:
             gram = statistics.held_out_gram
             return OutputError(_weigh(wide - stacked, gram), _weigh(stacked, gram))
         rows = statistics.held_out.rows
-        if rows.shape[0] == 0:
-            rows = statistics.fit.rows
         true = rows @ stacked.T
         # (quantized - smoothed) @ effective^T + rows @ wide^T: the low rank sees the raw rows.
         quantized = quantize_rows(rows, smooth, activation)
@@ -91,9 +89,9 @@ class SmoothingSearch:
             activation: how the input is quantized, or None.
             preset: the weight format, rank and seed.
         """
-        step = -(-stacked.shape[0] // SEARCH_OUTPUTS)
+        step = max(1, -(-stacked.shape[0] // SEARCH_OUTPUTS))
         self._weight = stacked[::step].contiguous()
-        rows = statistics.held_out.rows if len(statistics.held_out.rows) else statistics.fit.rows
+        rows = statistics.held_out.rows
         self._rows = rows[:: -(-rows.shape[0] // SEARCH_ROWS)].contiguous()
         self._gram = statistics.held_out_gram if activation is None else None
         self._activation = activation

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from halfbyte.errors import FormatError
+from halfbyte.formats.activation import get_activation_format
+from halfbyte.formats.block_format import get_format
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,29 @@ class SVDQuantPreset:
     damping: float = 0.01
     low_rank_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse settings outside their range."""
+        weight = get_format(self.weight_format)
+        if self.activation is not None:
+            get_activation_format(self.activation)
+        is_sound = {
+            "weight_format": weight.element != "uint4",
+            "rank": self.rank >= 0,
+            "smoothing_points": self.smoothing_points >= 0,
+            "rounding": self.rounding in ("nearest", "optimal")
+            or (self.rounding == "gptq" and weight.element_bits == 4),
+            "refinements": self.refinements >= 0,
+            "gram_shrinkage": 0.0 <= self.gram_shrinkage <= 1.0,
+            "damping": 0.0 <= self.damping < float("inf"),
+            "low_rank_dtype": self.low_rank_dtype in ("bfloat16", "float16", "float32"),
+        }
+        for field, is_right in is_sound.items():
+            if not is_right:
+                raise FormatError(
+                    f"preset {self.name!r}: {field}={getattr(self, field)!r} is not possible with "
+                    f"{self.weight_format} weights; see SVDQuantPreset"
+                )
 
 
 def _make_family(number: str, activation: str) -> tuple[SVDQuantPreset, ...]:

@@ -5,7 +5,7 @@ kernel quantizes their input and projects it once.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,11 +15,7 @@ from halfbyte.formats.quantize import dequantize
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.svdquant.gptq import ErrorPropagation, make_error_propagation
 from halfbyte.svdquant.low_rank import LowRank, split_low_rank
-from halfbyte.svdquant.output_error import (
-    OutputError,
-    SmoothingSearch,
-    quantize_rows,
-)
+from halfbyte.svdquant.output_error import OutputError, SmoothingSearch, quantize_rows
 from halfbyte.svdquant.presets import SVDQuantPreset
 from halfbyte.svdquant.rounding import round_residual
 from halfbyte.svdquant.smoothing import (
@@ -235,8 +231,7 @@ def _fold_shift(record: QuantizedLinear, activation: ActivationFormat | None) ->
         weight = weight / record.smooth.double()
     correction = (activation.shift * weight.sum(1)).float()
     bias = -correction if record.bias is None else record.bias.float() - correction
-    fields = {name: getattr(record, name) for name in record.__dataclass_fields__}
-    return QuantizedLinear(**{**fields, "bias": bias})
+    return replace(record, bias=bias)
 
 
 def _check_group(
@@ -246,7 +241,7 @@ def _check_group(
 ) -> None:
     if not weights or len(weights) != len(biases):
         raise FormatError(f"{len(weights)} weights and {len(biases)} biases: wanted one for each")
-    columns = weights[0].shape[-1]
+    columns = weights[0].shape[-1] if weights[0].ndim else 0
     for index, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
         if weight.ndim != 2 or weight.shape[1] != columns or not weight.is_floating_point():
             raise FormatError(

@@ -15,7 +15,9 @@ class RowSample:
     """Up to `max_rows` rows, evenly spread over all rows seen, whatever their number."""
 
     def __init__(self, columns: int, max_rows: int) -> None:
-        """Start empty."""
+        """Start empty; `max_rows` is at least 1."""
+        if max_rows < 1:
+            raise FormatError(f"{max_rows=}: wanted at least 1")
         self.rows = torch.empty(0, columns)
         self._max_rows = max_rows
         self._stride = 1
@@ -69,7 +71,7 @@ class InputStatistics:
         """
         if x.ndim < 1 or x.shape[-1] != self.columns:
             raise FormatError(f"calibration input: shape {tuple(x.shape)}, wanted {self.columns=}")
-        rows = x.detach().reshape(-1, self.columns).to("cpu", torch.float32)
+        rows = x.detach().reshape(x.shape[:-1].numel(), self.columns).to("cpu", torch.float32)
         if not bool(torch.isfinite(rows).all()):
             bad = int((~torch.isfinite(rows)).sum())
             raise FormatError(
