@@ -120,34 +120,11 @@ def quantize_blocks(
     codes = torch.empty(rows, blocks * block // 2, dtype=torch.uint8)
     scales = torch.empty(rows, blocks, dtype=storage)
     counts = torch.zeros(records.NUM_COUNTERS, dtype=torch.int64)
-    job = records.QuantizeJob(
-        x=x.data_ptr(),
-        rows=rows,
-        columns=columns,
-        row_stride=x.stride(0),
-        smooth=None if smooth is None else smooth.data_ptr(),
-        shift=shift,
-        multiplier=settings.multiplier,
-        divisor=settings.divisor,
-        min_scale=settings.min_scale,
-        value_type=VALUE_TYPES[x.dtype],
-        has_shift=int(shift != 0.0),
-        element=ELEMENTS[settings.element],
-        scale_rule=SCALE_RULES[settings.scale],
-        scale_type=VALUE_TYPES.get(storage, 0),
-        block_size=block,
-        scale_order=_SCALE_ORDERS[settings.block_scale_order],
-        payload_order=_PAYLOAD_ORDERS[settings.payload_order],
-        zero_scale=settings.zero_scale,
-        flushed_scale=settings.flushed_scale,
-        keeps_minus_zero=int(settings.keeps_minus_zero),
-        e8m0_rounding=_E8M0_ROUNDINGS[settings.e8m0_rounding],
-        search=int(settings.is_optimal),
-        threads=choose_threads(rows * columns),
-        codes=codes.data_ptr(),
-        scales=scales.data_ptr(),
-        counts=counts.data_ptr(),
-    )
+    job = _make_job(x, settings)
+    job.smooth = None if smooth is None else smooth.data_ptr()
+    job.shift, job.has_shift = shift, int(shift != 0.0)
+    job.scale_type = VALUE_TYPES.get(storage, 0)
+    job.codes, job.scales, job.counts = codes.data_ptr(), scales.data_ptr(), counts.data_ptr()
     if codes.numel():
         loaded.call("halfbyte_quantize", job)
     saturated, flushed, zero, nonfinite = counts.tolist()
@@ -185,6 +162,31 @@ def measure_amax(
 def choose_threads(work: int, work_per_thread: int = 1 << 16) -> int:
     """Return how many threads a call uses: torch's number, fewer where there is little work."""
     return max(1, min(torch.get_num_threads(), work // work_per_thread))
+
+
+def _make_job(x: torch.Tensor, settings: QuantizeSettings) -> records.QuantizeJob:
+    rows, columns = x.shape
+    return records.QuantizeJob(
+        x=x.data_ptr(),
+        rows=rows,
+        columns=columns,
+        row_stride=x.stride(0),
+        multiplier=settings.multiplier,
+        divisor=settings.divisor,
+        min_scale=settings.min_scale,
+        value_type=VALUE_TYPES[x.dtype],
+        element=ELEMENTS[settings.element],
+        scale_rule=SCALE_RULES[settings.scale],
+        block_size=settings.block_size,
+        scale_order=_SCALE_ORDERS[settings.block_scale_order],
+        payload_order=_PAYLOAD_ORDERS[settings.payload_order],
+        zero_scale=settings.zero_scale,
+        flushed_scale=settings.flushed_scale,
+        keeps_minus_zero=int(settings.keeps_minus_zero),
+        e8m0_rounding=_E8M0_ROUNDINGS[settings.e8m0_rounding],
+        search=int(settings.is_optimal),
+        threads=choose_threads(rows * columns),
+    )
 
 
 def _check_input(x: torch.Tensor, smooth: torch.Tensor | None) -> tuple[int, int]:
