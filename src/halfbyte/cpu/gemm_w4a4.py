@@ -92,7 +92,8 @@ def multiply_decoded(
         _finish(product, slice(None), linear, lora_act)
         out.copy_(product)
         return
-    weight_rows = max(1, CHUNK_ELEMENTS // max(k, 1))
+    weight_rows = min(max(1, CHUNK_ELEMENTS // max(k, 1)), linear.out_features)
+    panel = torch.empty(weight_rows, k)  # one buffer for all: it is written again and again
     for rows in row_chunks(out.shape[0], max(k, linear.out_features)):
         left = read_rows(rows)
         product = out[rows]
@@ -100,7 +101,9 @@ def multiply_decoded(
             product = torch.empty(product.shape)
         for start in range(0, linear.out_features, weight_rows):
             columns = slice(start, min(start + weight_rows, linear.out_features))
-            torch.mm(left, _decode_rows(linear.weight, columns, loaded).T, out=product[:, columns])
+            weight = panel[: columns.stop - start]
+            _decode_rows_into(weight, linear.weight, columns, loaded)
+            torch.mm(left, weight.T, out=product[:, columns])
         _finish(product, rows, linear, lora_act)
         if out.dtype != torch.float32:
             out[rows] = product
@@ -131,12 +134,19 @@ def _make_epilogue(linear: QuantizedLinear, lora_act: torch.Tensor | None) -> Ep
     return Epilogue(dense(linear.channel_scale), dense(linear.bias), dense(lora_act), lora_up)
 
 
-def _decode_rows(
-    t: BlockScaledTensor, rows: slice, loaded: NativeLibrary | None = None
-) -> torch.Tensor:
-    part = BlockScaledTensor(t.format, t.data[rows], t.scales[rows], t.global_scale, t.columns)
+def _decode_rows(t: BlockScaledTensor, rows: slice) -> torch.Tensor:
+    return dequantize(_take_rows(t, rows))
+
+
+def _decode_rows_into(
+    out: torch.Tensor, t: BlockScaledTensor, rows: slice, loaded: NativeLibrary | None
+) -> None:
+    part = _take_rows(t, rows)
     if loaded is None:
-        return dequantize(part)
-    out = torch.empty(part.shape)
-    dequantize_packed(loaded, make_operand(part), out, threads=1)
-    return out
+        out.copy_(dequantize(part))
+    else:
+        dequantize_packed(loaded, make_operand(part), out, threads=1)
+
+
+def _take_rows(t: BlockScaledTensor, rows: slice) -> BlockScaledTensor:
+    return BlockScaledTensor(t.format, t.data[rows], t.scales[rows], t.global_scale, t.columns)
