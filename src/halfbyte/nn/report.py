@@ -21,8 +21,8 @@ class LinearReport:
     Attributes:
         name: of the module in the model.
         group: names of the linears that share its input, itself among them.
-        is_calibrated: whether the errors are those of the output on held-out calibration rows;
-            else they are those of the weight.
+        is_calibrated: whether the errors are those of the output on held-out calibration rows
+            (which GPTQ's Gram matrix has seen); else they are those of the weight.
         relative_error: Frobenius norm of the error over that of the true value.
         snr_db: -20 log10 of it; None where nothing was lost.
         blocks: blocks of the weight.

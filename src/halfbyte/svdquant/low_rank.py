@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 OVERSAMPLING = 8  # columns beyond the rank (Halko et al., 1.3: 5 or 10 are plenty)
-ITERATIONS = 4  # passes of subspace iteration; the search uses fewer
+ITERATIONS = 4  # passes of subspace iteration
 
 RowChunks = Callable[[], Iterable[torch.Tensor]]
 

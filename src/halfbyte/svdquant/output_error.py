@@ -11,7 +11,7 @@ import torch
 
 from halfbyte.formats.activation import ActivationFormat
 from halfbyte.formats.quantize import dequantize, quantize, quantize_activation
-from halfbyte.svdquant.low_rank import LowRank, improve_basis, make_start
+from halfbyte.svdquant.low_rank import ITERATIONS, LowRank, improve_basis, make_start
 from halfbyte.svdquant.presets import SVDQuantPreset
 from halfbyte.svdquant.statistics import InputStatistics
 
@@ -97,7 +97,10 @@ class SmoothingSearch:
         self._activation = activation
         self._preset = preset
         rank = min(preset.rank, *self._weight.shape)
-        self._basis = make_start(self._weight.shape[1], rank, preset.seed)[:, :rank]
+        start = make_start(self._weight.shape[1], rank, preset.seed)[:, :rank]
+        # Converged for the raw weight, which is judged first: from a random basis, identity would
+        # lose to any candidate that comes later.
+        self._basis = improve_basis(lambda: (self._weight,), start, ITERATIONS)
 
     def measure_error(self, factors: torch.Tensor | None) -> float:
         """Return the squared output error under `factors` ([K] float32, None for ones)."""

@@ -41,7 +41,8 @@ class GroupChoice:
     Attributes:
         alpha, beta: smoothing exponents; (0, 0) is no smoothing.
         relative_error: output error on held-out rows relative to the output, all linears of the
-            group together; None without calibration data.
+            group together; None without calibration data. With "gptq" a little too good: the
+            choice of smoothing never saw these rows, but the Gram matrix has them in it.
         refinements: rounds of refinement that were kept.
     """
 
