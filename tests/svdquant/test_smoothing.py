@@ -31,7 +31,7 @@ def choose(
         make_candidates(preset.smoothing_points),
         statistics.rms,
         weight.square().mean(0).sqrt(),
-        search.measure_error,
+        (search.measure_error,),
     )
 
 
@@ -51,17 +51,17 @@ def test_grid_holds_identity_first_and_every_exponent_with_and_without_the_weigh
 
 def test_identity_wins_a_tie_and_a_better_candidate_wins() -> None:
     rms = torch.tensor([1.0, 4.0, 2.0])
-    choice = choose_smoothing(make_candidates(5), rms, rms, lambda factors: 3.0)
+    choice = choose_smoothing(make_candidates(5), rms, rms, (lambda factors: 3.0,))
     assert choice.candidate == IDENTITY
     assert choice.factors is None
     assert choice.error == 3.0
     choice = choose_smoothing(
-        make_candidates(5), rms, rms, lambda factors: 3.0 if factors is None else 2.9
+        make_candidates(5), rms, rms, (lambda factors: 3.0 if factors is None else 2.9,)
     )
     assert choice.candidate == SmoothingCandidate(0.2, 0.0)  # the first of equals
     nan = float("nan")
     choice = choose_smoothing(
-        make_candidates(5), rms, rms, lambda factors: 3.0 if factors is None else nan
+        make_candidates(5), rms, rms, (lambda factors: 3.0 if factors is None else nan,)
     )
     assert choice.candidate == IDENTITY
 

@@ -5,6 +5,7 @@ held-out rows: |X D^T|^2 = sum (D G) * D for the weight error D; no row is read 
 activations are not linear in the factors: there the error is measured on the held-out rows.
 """
 
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -72,6 +73,7 @@ class SmoothingSearch:
 
     Each candidate is judged with quantized activations, nearest rounding of the weight and an
     approximate low-rank branch: one pass of subspace iteration from the last candidate's basis.
+    Candidates are best given in an order in which neighbours are alike.
     """
 
     def __init__(
@@ -101,6 +103,10 @@ class SmoothingSearch:
         # Converged for the raw weight, which is judged first: from a random basis, identity would
         # lose to any candidate that comes later.
         self._basis = improve_basis(lambda: (self._weight,), start, ITERATIONS)
+
+    def fork(self) -> "SmoothingSearch":
+        """Return a search on the same sample that goes its own way from here."""
+        return copy(self)
 
     def measure_error(self, factors: torch.Tensor | None) -> float:
         """Return the squared output error under `factors` ([K] float32, None for ones)."""

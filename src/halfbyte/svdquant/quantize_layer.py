@@ -4,8 +4,10 @@ Linears of one group (q/k/v, gate/up) share the smoothing factors and lora_down,
 kernel quantizes their input and projects it once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -18,6 +20,7 @@ from halfbyte.svdquant.low_rank import LowRank, split_low_rank
 from halfbyte.svdquant.output_error import OutputError, SmoothingSearch, quantize_rows
 from halfbyte.svdquant.presets import SVDQuantPreset
 from halfbyte.svdquant.rounding import round_residual
+from halfbyte.svdquant.side_by_side import run_side_by_side
 from halfbyte.svdquant.smoothing import (
     NO_SMOOTHING,
     SmoothingChoice,
@@ -32,6 +35,10 @@ _LOW_RANK_DTYPES = {
     "float32": torch.float32,
 }
 E4M3_MAX, E2M1_MAX = 448.0, 6.0  # OFP8 and E2M1 largest numbers
+
+
+# lora_down [R, K] on the raw input and lora_up [sum N_i, R], or None twice for rank 0.
+_Lora = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -119,12 +126,13 @@ class _GroupQuantizer:
         smoothing = self._choose_smoothing()
         smooth = smoothing.factors
         smoothed = self.stacked if smooth is None else self.stacked * smooth
-        propagation = self._make_propagation(smooth)
-        best = self._split(smoothed, smoothed, smooth, propagation)
+        propagation, lora = self._prepare(smoothed, smooth)
+        best = self._split(smoothed, lora, smooth, propagation)
         best_error = self._measure(best, smooth)
         kept = 0
         for _ in range(self.preset.refinements if self.preset.rank else 0):
-            candidate = self._split(smoothed, smoothed - best.effective, smooth, propagation)
+            lora = self._make_lora(smoothed - best.effective, smooth)
+            candidate = self._split(smoothed, lora, smooth, propagation)
             error = self._measure(candidate, smooth)
             if error.squared >= best_error.squared:
                 break
@@ -139,63 +147,76 @@ class _GroupQuantizer:
         search = SmoothingSearch(self.stacked, self.statistics, self.activation, self.preset)
         weight_rms = self.stacked.square().mean(0).sqrt()
         candidates = make_candidates(self.preset.smoothing_points)
-        return choose_smoothing(candidates, self.statistics.rms, weight_rms, search.measure_error)
+        measures = (search.measure_error, search.fork().measure_error)
+        return choose_smoothing(candidates, self.statistics.rms, weight_rms, measures)
 
-    def _make_propagation(self, smooth: torch.Tensor | None) -> ErrorPropagation | None:
+    def _prepare(
+        self, smoothed: torch.Tensor, smooth: torch.Tensor | None
+    ) -> tuple[ErrorPropagation | None, _Lora]:
+        """Return how errors travel (None without data or GPTQ) and the first low rank."""
         if self.statistics is None or self.preset.rounding != "gptq":
-            return None
-        if self.activation is None and self.statistics.fit_gram is not None:
-            gram = self.statistics.fit_gram + self._held_out_gram()
+            return None, self._make_lora(smoothed, smooth)
+        propagation: Callable[[], Any] = partial(self._make_propagation, self.statistics, smooth)
+        lora: Callable[[], Any] = partial(self._make_lora, smoothed, smooth)
+        made = run_side_by_side([propagation, lora])
+        return made[0], made[1]
+
+    def _make_propagation(
+        self, statistics: InputStatistics, smooth: torch.Tensor | None
+    ) -> ErrorPropagation:
+        held_out_gram = statistics.held_out_gram
+        if (
+            self.activation is None
+            and statistics.fit_gram is not None
+            and held_out_gram is not None
+        ):
+            gram = statistics.fit_gram + held_out_gram
             if smooth is not None:
                 gram = gram / torch.outer(smooth, smooth)
         else:
-            fit, held_out = self.statistics.fit.rows, self.statistics.held_out.rows
+            fit, held_out = statistics.fit.rows, statistics.held_out.rows
             rows = quantize_rows(torch.cat((fit, held_out)), smooth, self.activation)
             gram = rows.T @ rows
         return make_error_propagation(
             gram, shrinkage=self.preset.gram_shrinkage, damping=self.preset.damping
         )
 
-    def _held_out_gram(self) -> torch.Tensor:
-        assert self.statistics is not None
-        assert self.statistics.held_out_gram is not None
-        return self.statistics.held_out_gram
-
     def _split(
         self,
         smoothed: torch.Tensor,
-        target: torch.Tensor,
+        lora: _Lora,
         smooth: torch.Tensor | None,
         propagation: ErrorPropagation | None,
     ) -> _Split:
-        """Return the low rank of `target` and the rounded rest of `smoothed`."""
-        down, up = self._make_lora(target, smooth)
+        """Return the split of `smoothed` into `lora` and its rounded rest."""
+        down, up = lora
         residual = smoothed
         if down is not None and up is not None:
             seen = down.float() if smooth is None else down.float() * smooth
             residual = torch.addmm(smoothed, up.float(), seen, alpha=-1)
+        weights = run_side_by_side(
+            [
+                partial(round_residual, part, self.preset, propagation)
+                for part in torch.split(residual, self.rows)
+            ]
+        )
+        ups = [None] * len(weights) if up is None else torch.split(up, self.rows)
         records = []
-        start = 0
-        for rows, bias in zip(self.rows, self.biases, strict=True):
-            part = slice(start, start + rows)
-            weight = round_residual(residual[part], self.preset, propagation)
+        for weight, part_up, bias in zip(weights, ups, self.biases, strict=True):
             record = QuantizedLinear(
                 weight,
                 self.activation,
                 self._static_scale(smooth),
                 smooth=None if smooth is None else smooth.to(torch.bfloat16),
                 lora_down=down,
-                lora_up=None if up is None else up[part].clone(),
+                lora_up=None if part_up is None else part_up.clone(),
                 bias=bias,
             )
             records.append(_fold_shift(record, self.activation))
-            start += rows
         effective = torch.cat([dequantize(record.weight) for record in records])
         return _Split(down, up, tuple(records), effective)
 
-    def _make_lora(
-        self, target: torch.Tensor, smooth: torch.Tensor | None
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    def _make_lora(self, target: torch.Tensor, smooth: torch.Tensor | None) -> _Lora:
         """Return lora_down on the raw input and lora_up, rounded to their stored dtype."""
         rank = min(self.preset.rank, *self.rows, target.shape[1])
         if rank == 0:

@@ -5,10 +5,15 @@ of exponents; the choice is made on the output error over held-out rows, with th
 and both quantizers in place (SVDQuant, deepcompressor's `calib/smooth.py`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import isnan
 from typing import Protocol
 
 import torch
+
+from halfbyte.svdquant.side_by_side import run_side_by_side
 
 MIN_FACTOR, MAX_FACTOR = 1e-2, 1e2  # beyond these, naive smoothing has overflowed 16-bit models
 
@@ -84,13 +89,32 @@ def choose_smoothing(
     candidates: tuple[SmoothingCandidate, ...],
     input_rms: torch.Tensor,
     weight_rms: torch.Tensor,
-    measure_error: ErrorMeasure,
+    measures: tuple[ErrorMeasure, ...],
 ) -> SmoothingChoice:
-    """Return the candidate of least error; the first of equals, so identity wins a tie."""
-    best: SmoothingChoice | None = None
-    for candidate in candidates:
-        factors = make_factors(candidate, input_rms, weight_rms)
-        error = measure_error(factors)
-        if best is None or best.error is None or error < best.error:
-            best = SmoothingChoice(candidate, factors, error)
-    return best or NO_SMOOTHING
+    """Return the candidate of least error; the first of equals, so identity wins a tie.
+
+    Args:
+        candidates: tried in this order.
+        input_rms: [K] float32.
+        weight_rms: [K] float32.
+        measures: each judges its share of the candidates, in order and side by side with the
+            others: measure i takes candidates i, i + len(measures), ... With two, the grid's
+            pairs part: one measure sees (alpha, 0), the other (alpha, 1 - alpha).
+    """
+    factors = [make_factors(candidate, input_rms, weight_rms) for candidate in candidates]
+    count = len(measures)
+    shares = run_side_by_side(
+        [partial(_measure_all, measure, factors[i::count]) for i, measure in enumerate(measures)]
+    )
+    errors = [shares[index % count][index // count] for index in range(len(candidates))]
+    best = 0
+    for index, error in enumerate(errors):
+        if error < errors[best] or isnan(errors[best]):
+            best = index
+    return SmoothingChoice(candidates[best], factors[best], errors[best])
+
+
+def _measure_all(
+    measure_error: ErrorMeasure, factors: Sequence[torch.Tensor | None]
+) -> list[float]:
+    return [measure_error(each) for each in factors]
