@@ -6,6 +6,10 @@
 #   ARGS="-k packing"  extra arguments of pytest
 # pip's own settings (PIP_* variables, pip.conf) are used as they are.
 
+# Waiting OpenMP threads sleep instead of spinning: on a busy machine they spin for the core that
+# the thread they wait for needs.
+export OMP_WAIT_POLICY ?= PASSIVE
+
 VENV ?= .venv
 PEERS_VENV ?= .venv-peers
 BIN = $(VENV)/bin
