@@ -12,6 +12,8 @@ from halfbyte.errors import FormatError
 from halfbyte.nn.block_walk import BlockWalk, Call, find_blocks, make_calls, stop
 from tests.nn.small_models import Decoder, ShiftedDecoder, count_hooks, make_model, make_tokens
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def walk_inputs(model: nn.Module, calls: list[Call]) -> tuple[bool, list[list[torch.Tensor]]]:
     """Return whether the walk is chained, and the first argument of each block in each call."""

@@ -29,6 +29,8 @@ from tests.nn.small_models import (
 )
 from tests.tolerance import assert_close_to_reference, measure_error
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 GROUPS = (
     ("attention.q_proj", "attention.k_proj", "attention.v_proj"),
     ("attention.o_proj",),

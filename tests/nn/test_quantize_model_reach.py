@@ -9,6 +9,8 @@ from halfbyte.nn import W4A4Linear
 from halfbyte.svdquant.presets import SVDQuantPreset
 from tests.nn.small_models import list_swapped, quantize, record_of
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 class Tied(nn.Module):
     """One linear under three names, two of them in one block."""

@@ -21,6 +21,8 @@ from halfbyte.svdquant.linear_rules import LinearRules
 from halfbyte.svdquant.presets import SVDQuantPreset
 from tests.nn.small_models import Decoder, ShiftedDecoder, make_model, make_tokens, read_state
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 QUICK = SVDQuantPreset("quick", "nvfp4", "nvfp4_one_level", 8, smoothing_points=2, rounding="gptq")
 ROOT = Path(__file__).resolve().parents[2]
 

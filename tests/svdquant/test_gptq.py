@@ -7,6 +7,8 @@ from halfbyte.formats.block_scaled_tensor import BlockScaledTensor
 from halfbyte.formats.quantize import dequantize, quantize
 from halfbyte.svdquant.gptq import make_error_propagation, round_with_propagation
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 FORMATS = ("nvfp4", "int4", "mxfp4")
 
 

@@ -21,6 +21,8 @@ from tests.svdquant.layer_cases import (
     needs_minilm,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 NUMBERS = ("nvfp4", "int4", "mxfp4")
 
 
@@ -347,3 +349,14 @@ def test_what_does_not_belong_together_is_named() -> None:
         quantize_linear_group([one], [torch.ones(5)], None, preset)
     with pytest.raises(FormatError, match="statistics: 9 columns, wanted 8"):
         quantize_linear_group([one], [None], InputStatistics(9), preset)
+
+
+def test_two_threads_give_the_same_bytes_every_time_and_are_given_back() -> None:
+    case = make_outlier_case(64, 96)
+    torch.set_num_threads(2)  # the fixture puts the number back
+    runs = [quantize_case(case, "int4_svdquant_r32") for _ in range(3)]
+    assert torch.get_num_threads() == 2
+    first, choice = runs[0]
+    for linear, other in runs[1:]:
+        assert torch.equal(linear.weight.data, first.weight.data)
+        assert other == choice
