@@ -1,7 +1,15 @@
 """Modules and model surgery: 4-bit linears, quantize_model, and the small models that run here."""
 
+from halfbyte.nn.model_file import load_model, save_model
 from halfbyte.nn.quantize_model import quantize_model
 from halfbyte.nn.report import LinearReport, QuantizationReport
 from halfbyte.nn.w4a4_linear import W4A4Linear
 
-__all__ = ["LinearReport", "QuantizationReport", "W4A4Linear", "quantize_model"]
+__all__ = [
+    "LinearReport",
+    "QuantizationReport",
+    "W4A4Linear",
+    "load_model",
+    "quantize_model",
+    "save_model",
+]

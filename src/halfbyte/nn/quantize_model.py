@@ -25,6 +25,7 @@ from halfbyte.nn.block_walk import (
     read_version,
     stop,
 )
+from halfbyte.nn.module_places import replace_module
 from halfbyte.nn.progress import OnProgress, ProgressClock, showing
 from halfbyte.nn.report import LinearReport, QuantizationReport, measure_linear
 from halfbyte.nn.resume import ResumeState
@@ -229,11 +230,7 @@ def _replace(model: nn.Module, name: str, record: QuantizedLinear) -> None:
     assert isinstance(old, nn.Linear)
     weight_dtype = old.weight.dtype
     dtype = weight_dtype if weight_dtype in (torch.float16, torch.bfloat16) else None
-    module = W4A4Linear.from_record(record, dtype=dtype).train(old.training)
-    names = [n for n, m in model.named_modules(remove_duplicate=False) if m is old]
-    for place in names:
-        parent, _, attribute = place.rpartition(".")
-        setattr(model.get_submodule(parent), attribute, module)
+    replace_module(model, old, W4A4Linear.from_record(record, dtype=dtype))
 
 
 class _Input:
