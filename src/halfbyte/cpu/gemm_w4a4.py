@@ -12,6 +12,7 @@ from halfbyte.cpu.quantize_act_lora import CHUNK_ELEMENTS, QuantizedActivation, 
 from halfbyte.errors import FormatError
 from halfbyte.formats.block_scaled_tensor import BlockScaledTensor
 from halfbyte.formats.compiled import find_library, make_operand
+from halfbyte.formats.dtypes import FLOAT_DTYPES
 from halfbyte.formats.quantize import dequantize
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.native import NativeLibrary
@@ -28,7 +29,6 @@ from halfbyte.native.packed_linear import (
 _MAX_GENERIC_ROWS = 4
 # Up to so many rows, reading and decoding the weights costs more than the products.
 _MAX_PRODUCT_ROWS = 16
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
 @torch.no_grad()
@@ -51,7 +51,7 @@ def gemm_w4a4(
         raise FormatError(
             f"act: {act.values.columns} columns, the linear has K={linear.in_features}"
         )
-    if out_dtype not in _FLOATS:
+    if out_dtype not in FLOAT_DTYPES:
         raise FormatError(f"out_dtype {out_dtype}, wanted float32, bfloat16 or float16")
     out = torch.empty(act.values.shape[0], linear.out_features, dtype=out_dtype)
     if out.numel() == 0:

@@ -13,10 +13,10 @@ from halfbyte.formats.activation import ActivationFormat
 from halfbyte.formats.block_counts import BlockCounts
 from halfbyte.formats.block_scaled_tensor import BlockScaledTensor
 from halfbyte.formats.compiled import count_blocks, find_library, make_settings
-from halfbyte.formats.modes import get_mode
+from halfbyte.formats.dtypes import FLOAT_DTYPES
 from halfbyte.formats.nvfp4 import GlobalScale, make_global_scale
 from halfbyte.formats.quantize import quantize_activation
-from halfbyte.formats.quantize_plan import QuantizePlan
+from halfbyte.formats.quantize_plan import make_activation_plan
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.native import NativeLibrary, library
 from halfbyte.native.packed_linear import project_rows
@@ -24,8 +24,6 @@ from halfbyte.native.quantize_blocks import is_supported, measure_amax, quantize
 
 CHUNK_ELEMENTS = 1 << 20  # 4 MiB of float32: what a step may hold beside input and output
 
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-_SCALE_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _SCALE_NAN_BYTES = {"e4m3": 0x7F, "e8m0": 0xFF}
 
 
@@ -71,7 +69,7 @@ def check_activation(x: torch.Tensor, linear: QuantizedLinear) -> None:
     wanted = f"[M, {linear.in_features}] float32, bfloat16 or float16 on the CPU"
     if x.ndim != 2 or x.shape[1] != linear.in_features:
         raise FormatError(f"x: shape {tuple(x.shape)}, wanted {wanted}; flatten leading dimensions")
-    if x.dtype not in _FLOATS or x.device.type != "cpu":
+    if x.dtype not in FLOAT_DTYPES or x.device.type != "cpu":
         raise FormatError(f"x: {x.dtype} on {x.device}, wanted {wanted}")
     device = linear.weight.data.device
     if device.type != "cpu":
@@ -114,15 +112,13 @@ def _quantize_compiled(
     smooth = None
     if linear.smooth is not None:
         smooth = linear.smooth.to(torch.float32).contiguous()
-    mode = get_mode("nunchaku" if act.payload_divisor == "unrounded" else "halfbyte")
-    scale_dtype = _SCALE_DTYPES[act.scale_dtype or "float16"]
-    plan = QuantizePlan(act.block_format, mode, scale_dtype=scale_dtype)
+    plan = make_activation_plan(act)
     scale = GlobalScale(torch.ones(()), torch.ones(()))
     if act.global_scale == "static" and linear.activation_global_scale is not None:
         scale = GlobalScale(linear.activation_global_scale, 1.0 / linear.activation_global_scale)
     elif act.global_scale == "dynamic":
         amax, _ = measure_amax(loaded, values, smooth=smooth, shift=act.shift)
-        scale = make_global_scale(torch.tensor(amax), mode)
+        scale = make_global_scale(torch.tensor(amax), plan.mode)
     settings = make_settings(plan, scale)
     blocks = quantize_blocks(loaded, values, settings, smooth=smooth, shift=act.shift)
     multiplier = scale.multiplier if act.block_format.has_global_scale else None

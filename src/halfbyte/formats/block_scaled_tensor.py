@@ -10,12 +10,7 @@ import torch
 
 from halfbyte.errors import FormatError
 from halfbyte.formats.block_format import BlockFormat
-
-_SCALE_DTYPES: dict[str, tuple[torch.dtype, ...]] = {
-    "e4m3": (torch.float8_e4m3fn,),
-    "e8m0": (torch.float8_e8m0fnu,),
-    "float": (torch.float16, torch.bfloat16, torch.float32),
-}
+from halfbyte.formats.dtypes import BYTE_SCALE_DTYPES, FLOAT_DTYPES
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +39,9 @@ class BlockScaledTensor:
         wanted_data = (rows, self.format.row_bytes(self.columns))
         _check(self.data, "data", self.format, wanted_data, (torch.uint8,))
         wanted_scales = (rows, self.format.num_blocks(self.columns))
-        _check(self.scales, "scales", self.format, wanted_scales, _SCALE_DTYPES[self.format.scale])
+        byte_dtype = BYTE_SCALE_DTYPES.get(self.format.scale)
+        dtypes = FLOAT_DTYPES if byte_dtype is None else (byte_dtype,)
+        _check(self.scales, "scales", self.format, wanted_scales, dtypes)
         if self.format.has_global_scale != (self.global_scale is not None):
             wanted = "needs" if self.format.has_global_scale else "has no"
             raise FormatError(f"{self.format.name} {wanted} global_scale, got {self.global_scale}")

@@ -23,6 +23,7 @@ from halfbyte.formats.compiled import (
     measure_amax_compiled,
     quantize_compiled,
 )
+from halfbyte.formats.dtypes import BYTE_SCALE_DTYPES
 from halfbyte.formats.e8m0 import decode_e8m0
 from halfbyte.formats.elements import decode_table, get_element
 from halfbyte.formats.int4 import quantize_integer_blocks
@@ -39,6 +40,7 @@ from halfbyte.formats.quantize_plan import (
     QuantizePlan,
     check_global_scale,
     check_input,
+    make_activation_plan,
 )
 from halfbyte.formats.scale_search import (
     SEARCH_E4M3_MAX,
@@ -49,7 +51,6 @@ from halfbyte.formats.scale_search import (
 
 CHUNK_ELEMENTS = 1 << 19  # 2 MiB of float32: intermediate tensors stay in the cache
 
-_SCALE_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _BlockQuantizer = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, BlockCounts]]
 
 
@@ -127,9 +128,7 @@ def quantize_activation(
     if (act.global_scale == "static") != (global_scale is not None):
         wanted = "needs" if act.global_scale == "static" else "takes no"
         raise FormatError(f"activation {act.name!r} {wanted} global_scale")
-    mode = "nunchaku" if act.payload_divisor == "unrounded" else "halfbyte"
-    scale_dtype = _SCALE_DTYPES[act.scale_dtype or "float16"]
-    plan = QuantizePlan(act.block_format, get_mode(mode), scale_dtype=scale_dtype, tensor_name="z")
+    plan = make_activation_plan(act, "z")
     check_input(z, "z")
     check_global_scale(act.block_format, global_scale)
     return _quantize_tensor(z.detach(), plan, global_scale)
@@ -238,10 +237,8 @@ def _quantize_in_torch(
         codes, scales[rows], chunk_counts = quantize_blocks(blocks)
         data[rows] = pack_codes(codes.flatten(-2), record.element_bits)
         counts += chunk_counts
-    if record.scale == "e4m3":
-        scales = scales.view(torch.float8_e4m3fn)
-    elif record.scale == "e8m0":
-        scales = scales.view(torch.float8_e8m0fnu)
+    if record.scale in BYTE_SCALE_DTYPES:
+        scales = scales.view(BYTE_SCALE_DTYPES[record.scale])
     return data, scales, counts
 
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 
 from halfbyte.errors import FormatError
+from halfbyte.formats.activation import ActivationFormat
 from halfbyte.formats.block_format import BlockFormat
+from halfbyte.formats.dtypes import FLOAT_BY_NAME, FLOAT_DTYPES
 from halfbyte.formats.e8m0 import E8M0_ROUNDINGS
-from halfbyte.formats.modes import QuantizeMode
-
-FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+from halfbyte.formats.modes import QuantizeMode, get_mode
 
 _MIN_GLOBAL_SCALE = 2.0**-126  # smallest normal float32
 _MAX_GLOBAL_SCALE = 2.0**119  # times the largest block scale, 448, still a float32
@@ -57,6 +57,13 @@ class QuantizePlan:
             raise FormatError(
                 f"scale_dtype {self.scale_dtype}: wanted float16, bfloat16 or float32"
             )
+
+
+def make_activation_plan(act: ActivationFormat, tensor_name: str = "x") -> QuantizePlan:
+    """Return the settings with which inputs of a linear become `act`."""
+    mode = get_mode("nunchaku" if act.payload_divisor == "unrounded" else "halfbyte")
+    scale_dtype = FLOAT_BY_NAME[act.scale_dtype or "float16"]
+    return QuantizePlan(act.block_format, mode, scale_dtype=scale_dtype, tensor_name=tensor_name)
 
 
 def check_input(x: torch.Tensor, name: str) -> None:

@@ -7,8 +7,7 @@ import torch
 from halfbyte.errors import FormatError
 from halfbyte.formats.activation import ActivationFormat
 from halfbyte.formats.block_scaled_tensor import BlockScaledTensor
-
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+from halfbyte.formats.dtypes import FLOAT_DTYPES
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +42,8 @@ class QuantizedLinear:
         """Check shapes, dtypes and which parts belong together."""
         n, k = self.weight.shape
         _check_vector("channel_scale", self.channel_scale, (n,), (torch.float32,))
-        _check_vector("smooth", self.smooth, (k,), _FLOATS)
-        _check_vector("bias", self.bias, (n,), _FLOATS)
+        _check_vector("smooth", self.smooth, (k,), FLOAT_DTYPES)
+        _check_vector("bias", self.bias, (n,), FLOAT_DTYPES)
         _check_vector("activation_global_scale", self.activation_global_scale, (), (torch.float32,))
         is_static = self.activation is not None and self.activation.global_scale == "static"
         if is_static != (self.activation_global_scale is not None):
@@ -59,7 +58,7 @@ class QuantizedLinear:
         if self.lora_down is None or self.lora_up is None:
             return
         rank = self.lora_down.shape[0]
-        _check_vector("lora_down", self.lora_down, (rank, k), _FLOATS)
+        _check_vector("lora_down", self.lora_down, (rank, k), FLOAT_DTYPES)
         _check_vector("lora_up", self.lora_up, (n, rank), (self.lora_down.dtype,))
 
     @property

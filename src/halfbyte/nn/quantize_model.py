@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from halfbyte.errors import FormatError
+from halfbyte.formats.dtypes import FLOAT_DTYPES
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.nn.block_walk import (
     BlockWalk,
@@ -30,7 +31,6 @@ from halfbyte.nn.progress import OnProgress, ProgressClock, showing
 from halfbyte.nn.report import LinearReport, QuantizationReport, measure_linear
 from halfbyte.nn.resume import ResumeState
 from halfbyte.nn.w4a4_linear import W4A4Linear
-from halfbyte.ops.checks import FLOAT_DTYPES
 from halfbyte.peak_memory import read_peak_memory_bytes
 from halfbyte.svdquant.linear_rules import LinearRules
 from halfbyte.svdquant.presets import SVDQuantPreset, get_preset

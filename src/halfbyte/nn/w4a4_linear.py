@@ -19,8 +19,9 @@ import torch
 from torch import nn
 
 from halfbyte.errors import CheckpointError, FormatError
+from halfbyte.formats.dtypes import FLOAT_DTYPES
 from halfbyte.formats.quantized_linear import QuantizedLinear
-from halfbyte.ops.checks import FLOAT_DTYPES, check_float_dtype
+from halfbyte.ops.checks import check_float_dtype
 from halfbyte.ops.linear_parts import (
     PART_NAMES,
     LinearSpec,

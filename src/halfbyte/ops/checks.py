@@ -1,14 +1,12 @@
 """What every op checks before it allocates: shapes, dtypes, devices, and who can run it."""
 
 from collections.abc import Sequence
-from typing import Final
 
 import torch
 
 from halfbyte.errors import FormatError, UnsupportedHardwareError
+from halfbyte.formats.dtypes import FLOAT_DTYPES
 from halfbyte.ops.linear_parts import PART_NAMES, LinearSpec
-
-FLOAT_DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def check_input(x: torch.Tensor, spec: LinearSpec) -> None:

@@ -17,6 +17,7 @@ from halfbyte.errors import FormatError
 from halfbyte.formats.activation import ActivationFormat, get_activation_format
 from halfbyte.formats.block_format import BlockFormat, get_format
 from halfbyte.formats.block_scaled_tensor import BlockScaledTensor
+from halfbyte.formats.dtypes import BYTE_SCALE_DTYPES
 from halfbyte.formats.quantized_linear import QuantizedLinear
 
 PART_NAMES: Final = (
@@ -30,7 +31,6 @@ PART_NAMES: Final = (
     "lora_up",
     "bias",
 )
-_BYTE_SCALES: Final = {"e4m3": torch.float8_e4m3fn, "e8m0": torch.float8_e8m0fnu}
 _WEIGHT_ONLY: Final = "none"
 
 
@@ -91,12 +91,12 @@ def make_spec(linear: QuantizedLinear) -> LinearSpec:
 
 def scales_to_bytes(scales: torch.Tensor) -> torch.Tensor:
     """Return one-byte scales viewed as uint8, float scales unchanged."""
-    return scales.view(torch.uint8) if scales.dtype in _BYTE_SCALES.values() else scales
+    return scales.view(torch.uint8) if scales.dtype in BYTE_SCALE_DTYPES.values() else scales
 
 
 def scales_from_bytes(scales: torch.Tensor, block_format: BlockFormat) -> torch.Tensor:
     """Return scales in the dtype that BlockScaledTensor wants; the inverse of scales_to_bytes."""
-    dtype = _BYTE_SCALES.get(block_format.scale)
+    dtype = BYTE_SCALE_DTYPES.get(block_format.scale)
     if dtype is None:
         return scales
     if scales.dtype != torch.uint8:

@@ -6,6 +6,7 @@ import torch
 
 from halfbyte.errors import FormatError
 from halfbyte.formats.activation import ActivationFormat
+from halfbyte.formats.dtypes import FLOAT_BY_NAME
 from halfbyte.ops.checks import check_device, check_input
 from halfbyte.ops.linear_parts import (
     LinearSpec,
@@ -67,7 +68,7 @@ def _(
     m = x.shape[0]
     scale_dtype = torch.uint8
     if block_format.scale == "float":
-        scale_dtype = getattr(torch, activation.scale_dtype or "float32")
+        scale_dtype = FLOAT_BY_NAME[activation.scale_dtype or "float16"]
     global_shape = () if block_format.has_global_scale else (0,)
     return (
         x.new_empty((m, block_format.row_bytes(parsed.columns)), dtype=torch.uint8),

@@ -9,9 +9,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
 
+import torch
+
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.formats.activation import get_activation_format
 from halfbyte.formats.block_format import get_format
+from halfbyte.formats.dtypes import FLOAT_BY_NAME, FLOAT_DTYPES, get_scale_dtype
 from halfbyte.formats.halfbyte_file import LAYERS_KEY, VERSION_KEY, make_metadata, make_tensor_name
 from halfbyte.formats.halfbyte_layer import (
     ALL_PARTS,
@@ -24,10 +27,10 @@ from halfbyte.formats.halfbyte_layer import (
 )
 from halfbyte.formats.safetensors_checkpoint import SafetensorsCheckpoint
 from halfbyte.formats.safetensors_header import (
-    FILE_DTYPES,
     SafetensorsHeader,
     TensorSpec,
     make_layout,
+    make_spec,
     quoted,
 )
 from halfbyte.svdquant.linear_rules import BIAS_SUFFIX, WEIGHT_SUFFIX, LinearRules
@@ -35,8 +38,6 @@ from halfbyte.svdquant.presets import SVDQuantPreset
 
 PROVENANCE_KEY = "halfbyte_provenance"
 COPY_BATCH_BYTES = 64 * 2**20  # of small tensors that are copied as one unit of work
-_SCALE_FILE_DTYPES = {"e4m3": "F8_E4M3", "e8m0": "F8_E8M0", "float": "F16"}
-_LOW_RANK_FILE_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
 @dataclass(frozen=True)
@@ -202,24 +203,24 @@ def plan_linear(
             "choose a weight-only preset or a dynamic activation"
         )
     blocks = block_format.num_blocks(columns)
-    scale_dtype = _SCALE_FILE_DTYPES[block_format.scale]
-    shapes: dict[str, tuple[str, tuple[int, ...]]] = {
-        CODES: ("U8", (rows, block_format.row_bytes(columns))),
-        BLOCK_SCALE: (scale_dtype, (rows, blocks)),
+    shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+        CODES: (torch.uint8, (rows, block_format.row_bytes(columns))),
+        BLOCK_SCALE: (get_scale_dtype(block_format.scale), (rows, blocks)),
     }
     if block_format.has_global_scale:
-        shapes[GLOBAL_SCALE] = ("F32", ())
+        shapes[GLOBAL_SCALE] = (torch.float32, ())
     if rank:
-        dtype = _LOW_RANK_FILE_DTYPES[preset.low_rank_dtype]
+        dtype = FLOAT_BY_NAME[preset.low_rank_dtype]
         shapes["lora_down"] = (dtype, (rank, columns))
         shapes["lora_up"] = (dtype, (rows, rank))
     if bias is not None:
-        if bias.shape != (rows,) or bias.dtype.name not in ("F32", "F16", "BF16"):
+        bias_dtype = bias.dtype.torch_dtype
+        if bias.shape != (rows,) or bias_dtype not in FLOAT_DTYPES:
             raise CheckpointError(
                 f"tensor {quoted(bias.name)}: {bias.dtype.name} {list(bias.shape)}, wanted a float "
                 f"vector of {rows} for {quoted(weight.name)}; exclude the layer or mend the file"
             )
-        shapes["bias"] = (bias.dtype.name, (rows,))
+        shapes["bias"] = (bias_dtype, (rows,))
     record = LayerRecord(
         format=block_format.name,
         activation=preset.activation,
@@ -231,7 +232,7 @@ def plan_linear(
         parts=tuple(part for part in ALL_PARTS if part in shapes),
     )
     specs = [
-        TensorSpec(make_tensor_name(layer, part), FILE_DTYPES[dtype], shape)
+        make_spec(make_tensor_name(layer, part), dtype, shape)
         for part, (dtype, shape) in shapes.items()
     ]
     return record, specs

@@ -13,8 +13,9 @@ from functools import partial
 import torch
 
 from halfbyte.formats.activation import get_activation_format
-from halfbyte.formats.block_format import BlockFormat, get_format
+from halfbyte.formats.block_format import get_format
 from halfbyte.formats.block_scaled_tensor import BlockScaledTensor
+from halfbyte.formats.dtypes import FLOAT_BY_NAME, get_scale_dtype
 from halfbyte.formats.quantize import dequantize, measure_amax, quantize
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.svdquant.low_rank import find_row_space
@@ -79,7 +80,7 @@ def _split(
     rank = min(preset.rank, columns, *(weight.rows for weight in weights))
     activation = get_activation_format(preset.activation) if preset.activation else None
     down = project = None
-    dtype: torch.dtype = getattr(torch, preset.low_rank_dtype)
+    dtype = FLOAT_BY_NAME[preset.low_rank_dtype]
     if rank:
         space, values = find_row_space(partial(_iter_all, targets), columns, rank, seed=preset.seed)
         root = values.sqrt()
@@ -137,17 +138,13 @@ def _round_residual(
         # that of a tensor whose largest magnitude this is, so that the rule lives in one place
         global_scale = round_rows(amax.reshape(1, 1)).global_scale
     data = torch.empty(weight.rows, record.row_bytes(weight.columns), dtype=torch.uint8)
-    scales = torch.empty(weight.rows, record.num_blocks(weight.columns), dtype=_scale_dtype(record))
+    shape = (weight.rows, record.num_blocks(weight.columns))
+    scales = torch.empty(shape, dtype=get_scale_dtype(record.scale))
     for start, stop, chunk in _iter_residual(weight, down, up):
         part = round_rows(chunk, global_scale=global_scale)
         data[start:stop] = part.data
         scales[start:stop] = part.scales
     return BlockScaledTensor(record, data, scales, global_scale, weight.columns)
-
-
-def _scale_dtype(record: BlockFormat) -> torch.dtype:
-    names = {"e4m3": torch.float8_e4m3fn, "e8m0": torch.float8_e8m0fnu, "float": torch.float16}
-    return names[record.scale]
 
 
 def _iter_residual(

@@ -13,6 +13,7 @@ import torch
 
 from halfbyte.errors import FormatError
 from halfbyte.formats.activation import ActivationFormat, get_activation_format
+from halfbyte.formats.dtypes import FLOAT_BY_NAME
 from halfbyte.formats.quantize import dequantize
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.svdquant.gptq import ErrorPropagation, make_error_propagation
@@ -29,11 +30,6 @@ from halfbyte.svdquant.smoothing import (
 )
 from halfbyte.svdquant.statistics import InputStatistics
 
-_LOW_RANK_DTYPES = {
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float32": torch.float32,
-}
 E4M3_MAX, E2M1_MAX = 448.0, 6.0  # OFP8 and E2M1 largest numbers
 
 
@@ -223,7 +219,7 @@ class _GroupQuantizer:
             return None, None
         low: LowRank = split_low_rank(target, rank, seed=self.preset.seed)
         raw = low.down if smooth is None else low.down / smooth
-        dtype = _LOW_RANK_DTYPES[self.preset.low_rank_dtype]
+        dtype = FLOAT_BY_NAME[self.preset.low_rank_dtype]
         # The residual is taken from the rounded factors, so their rounding costs nothing.
         return raw.to(dtype), low.up.to(dtype)
 
