@@ -13,13 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from halfbyte.cli import demo, doctor, inspect, quantize
+from halfbyte.cli.exit_codes import EXIT_CLEAN, EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_MISUSE
 from halfbyte.errors import HalfbyteError, UsageError
 from halfbyte.version import __version__
-
-EXIT_CLEAN = 0
-EXIT_FINDINGS = 1
-EXIT_MISUSE = 2
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, what shells report for Ctrl-C
 
 _EPILOG = (
     "Exit codes: 0 all well; 1 findings, or an error in the input or the machine; "

@@ -1,8 +1,6 @@
 """`halfbyte quantize`: a safetensors file or sharded directory to 4 bits; parsing and printing."""
 
 import json
-import resource
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,13 +11,14 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from halfbyte.cli.exit_codes import EXIT_INTERRUPTED
 from halfbyte.errors import UsageError
+from halfbyte.peak_memory import read_peak_memory_bytes
 
 if TYPE_CHECKING:
     from halfbyte.svdquant.presets import SVDQuantPreset
     from halfbyte.svdquant.quantize_file import ProgressEvent, QuantizeFileRequest
 
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, what shells report for Ctrl-C
 DEFAULT_PRESET = "nvfp4_weight_only_r32"
 _SHOWN_LAYERS = 5  # worst layers in the closing table; the report holds all
 _SHOWN_CHARACTERS = 32  # of the unit at hand: the end of a name tells more than its beginning
@@ -118,7 +117,7 @@ def _run(request: "QuantizeFileRequest", console: Console) -> dict[str, Any]:
     return {
         "status": outcome.status,
         "resumed_units": outcome.resumed_units,
-        "peak_rss_bytes": read_peak_rss_bytes(),
+        "peak_rss_bytes": read_peak_memory_bytes(),
         "report_path": str(request.report_path),
         "report": outcome.report,
     }
@@ -143,15 +142,9 @@ class _ProgressDisplay:
         self._progress.update(
             self._tasks[event.stage],
             completed=event.done_bytes,
-            peak=f"{read_peak_rss_bytes() / 1e6:.0f} MB",
+            peak=f"{read_peak_memory_bytes() / 1e6:.0f} MB",
             unit=_printable(event.text)[-_SHOWN_CHARACTERS:],
         )
-
-
-def read_peak_rss_bytes() -> int:
-    """Return the most memory this process has held so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
 
 
 def _print_result(result: dict[str, Any], request: "QuantizeFileRequest", console: Console) -> None:
