@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from halfbyte.formats.block_counts import BlockCounts
-from halfbyte.formats.elements import decode_table, encode_elements
+from halfbyte.formats.elements import decode_table, encode_elements, encode_scalar
 from halfbyte.formats.modes import QuantizeMode
 
 E2M1_MAX = 6.0  # S1E2M1, largest number
@@ -60,9 +60,9 @@ def quantize_nvfp4_blocks(
     stored = encode_elements(clamped, "e4m3")
     is_zero = amax == 0
     is_flushed = (stored == 0) & ~is_zero
-    stored.masked_fill_(is_zero, _e4m3_byte(mode.zero_block_scale))
+    stored.masked_fill_(is_zero, encode_scalar(mode.zero_block_scale, "e4m3"))
     if mode.flushed_block_scale:
-        stored.masked_fill_(is_flushed, _e4m3_byte(mode.flushed_block_scale))
+        stored.masked_fill_(is_flushed, encode_scalar(mode.flushed_block_scale, "e4m3"))
     codes = encode_nvfp4_payload(blocks, amax, stored, scale, mode)
     counts = BlockCounts(
         blocks=amax.numel(),
@@ -117,7 +117,3 @@ def _scale_blocks(amax: torch.Tensor, scale: GlobalScale, mode: QuantizeMode) ->
     if mode.block_scale_order == "divide_product":
         return amax / (E2M1_MAX * scale.multiplier)
     return amax / E2M1_MAX * scale.divisor
-
-
-def _e4m3_byte(value: float) -> int:
-    return int(encode_elements(torch.tensor([value]), "e4m3")[0])

@@ -10,8 +10,8 @@ from halfbyte.formats.block_format import BlockFormat
 from halfbyte.formats.dtypes import FLOAT_BY_NAME, FLOAT_DTYPES
 from halfbyte.formats.e8m0 import E8M0_ROUNDINGS
 from halfbyte.formats.modes import QuantizeMode, get_mode
+from halfbyte.formats.nvfp4 import MIN_GLOBAL_SCALE
 
-_MIN_GLOBAL_SCALE = 2.0**-126  # smallest normal float32
 _MAX_GLOBAL_SCALE = 2.0**119  # times the largest block scale, 448, still a float32
 
 
@@ -87,7 +87,7 @@ def check_global_scale(record: BlockFormat, global_scale: torch.Tensor | None) -
             f"global_scale: {global_scale.dtype} {tuple(global_scale.shape)}, wanted a float32 "
             "tensor of shape ()"
         )
-    if not (_MIN_GLOBAL_SCALE <= float(global_scale) <= _MAX_GLOBAL_SCALE):
+    if not (MIN_GLOBAL_SCALE <= float(global_scale) <= _MAX_GLOBAL_SCALE):
         raise FormatError(
             f"global_scale {float(global_scale)}: wanted positive and finite, 2**-126 to 2**119"
         )

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from halfbyte.formats.activation import ActivationFormat
+from halfbyte.formats.modes import get_mode
+from halfbyte.formats.nvfp4 import make_global_scale
 from halfbyte.formats.quantize import dequantize, quantize, quantize_activation
 from halfbyte.svdquant.low_rank import ITERATIONS, LowRank, improve_basis, make_start
 from halfbyte.svdquant.presets import SVDQuantPreset
@@ -143,7 +145,7 @@ def quantize_rows(
     scale = None
     if activation.global_scale == "static":
         amax = z.abs().max() if z.numel() else torch.zeros(())
-        scale = amax / 2688.0 if float(amax) > 0 else torch.ones(())  # 6 * 448
+        scale = make_global_scale(amax, get_mode("halfbyte")).multiplier
     values, _ = quantize_activation(z, activation, scale)
     wide = dequantize(values)
     if activation.shift:

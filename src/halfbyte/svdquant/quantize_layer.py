@@ -14,6 +14,8 @@ import torch
 from halfbyte.errors import FormatError
 from halfbyte.formats.activation import ActivationFormat, get_activation_format
 from halfbyte.formats.dtypes import FLOAT_BY_NAME
+from halfbyte.formats.modes import get_mode
+from halfbyte.formats.nvfp4 import make_global_scale
 from halfbyte.formats.quantize import dequantize
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.svdquant.gptq import ErrorPropagation, make_error_propagation
@@ -29,9 +31,6 @@ from halfbyte.svdquant.smoothing import (
     make_candidates,
 )
 from halfbyte.svdquant.statistics import InputStatistics
-
-E4M3_MAX, E2M1_MAX = 448.0, 6.0  # OFP8 and E2M1 largest numbers
-
 
 # lora_down [R, K] on the raw input and lora_up [sum N_i, R], or None twice for rank 0.
 _Lora = tuple[torch.Tensor | None, torch.Tensor | None]
@@ -228,7 +227,7 @@ class _GroupQuantizer:
             return None
         absmax = self.statistics.absmax if smooth is None else self.statistics.absmax / smooth
         amax = absmax.max() if absmax.numel() else torch.zeros(())
-        return amax / (E2M1_MAX * E4M3_MAX) if float(amax) > 0 else torch.ones(())
+        return make_global_scale(amax, get_mode("halfbyte")).multiplier
 
     def _measure(self, split: _Split, smooth: torch.Tensor | None) -> OutputError:
         """Return the error on held-out rows; without data, that of the weight itself."""
