@@ -10,8 +10,12 @@ from halfbyte.cpu.quantize_act_lora import quantize_act_lora
 from halfbyte.cpu.w4a4_linear import w4a4_linear
 from halfbyte.formats.block_counts import BlockCounts
 from halfbyte.formats.quantized_linear import QuantizedLinear
-from halfbyte.svdquant.file_report import make_snr_db, measure_weight_error
 from halfbyte.svdquant.quantize_layer import GroupChoice
+from halfbyte.svdquant.weight_error import (
+    make_relative_error,
+    make_snr_db,
+    measure_weight_error,
+)
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ def measure_linear(
         )
         error = torch.linalg.vector_norm(w4a4_linear(rows, linear) - expected)
         norm = torch.linalg.vector_norm(expected)
-        relative_error = float(error / norm) if float(norm) else float(error)
+        relative_error = make_relative_error(float(error) ** 2, float(norm) ** 2)
         if linear.activation is not None:
             counts = quantize_act_lora(rows, linear).counts
     names, choice = group
@@ -113,10 +117,10 @@ def measure_linear(
         is_calibrated=rows is not None,
         relative_error=relative_error,
         snr_db=make_snr_db(relative_error),
-        blocks=linear.weight.scales.numel(),
-        saturated=weight_error.saturated,
-        flushed=weight_error.flushed,
-        zero_scales=weight_error.zero,
+        blocks=weight_error.counts.blocks,
+        saturated=weight_error.counts.saturated,
+        flushed=weight_error.counts.flushed,
+        zero_scales=weight_error.counts.zero,
         activation_blocks=counts.blocks,
         activation_saturated=counts.saturated,
         activation_flushed=counts.flushed,

@@ -17,6 +17,7 @@ from halfbyte.formats.quantize import dequantize, quantize, quantize_activation
 from halfbyte.svdquant.low_rank import ITERATIONS, LowRank, improve_basis, make_start
 from halfbyte.svdquant.presets import SVDQuantPreset
 from halfbyte.svdquant.statistics import InputStatistics
+from halfbyte.svdquant.weight_error import make_relative_error
 
 SEARCH_ROWS = 256  # held-out rows that a candidate is judged on
 SEARCH_OUTPUTS = 1536  # outputs that a candidate is judged on, evenly spread
@@ -32,9 +33,7 @@ class OutputError:
     @property
     def relative(self) -> float:
         """Relative Frobenius error; 0 for an output of zeros that stayed zeros."""
-        if self.norm == 0:
-            return 0.0 if self.squared == 0 else float("inf")
-        return float((self.squared / self.norm) ** 0.5)
+        return make_relative_error(self.squared, self.norm)
 
     @staticmethod
     def measure(

@@ -40,14 +40,13 @@ from halfbyte.svdquant.file_report import (
     LayerReport,
     encode_report,
     make_report,
-    make_snr_db,
-    measure_weight_error,
 )
 from halfbyte.svdquant.file_target import check_free_space, check_target
 from halfbyte.svdquant.large_weights import WeightRows, quantize_large_group
 from halfbyte.svdquant.linear_rules import BIAS_SUFFIX, WEIGHT_SUFFIX, LinearRules
 from halfbyte.svdquant.presets import SVDQuantPreset
 from halfbyte.svdquant.quantize_layer import quantize_linear_group
+from halfbyte.svdquant.weight_error import make_snr_db, measure_weight_error
 
 # Raised when a change to the arithmetic changes output bytes: a run that an older version began is
 # then not continued by a newer one.
@@ -103,7 +102,7 @@ class QuantizeFileRequest:
     def report_path(self) -> Path:
         """Where the report goes: `NAME.report.json` beside the target unless told otherwise."""
         name = self.target.name.removesuffix(".safetensors")
-        return self.report or self.target.with_name(f"{name}.report.json")
+        return self.report or self.target.parent / f"{name}.report.json"
 
 
 @dataclass(frozen=True)
@@ -295,10 +294,10 @@ class _Run:
             group=unit.layers,
             relative_error=error.relative_error,
             snr_db=make_snr_db(error.relative_error),
-            blocks=linear.weight.scales.numel(),
-            saturated=error.saturated,
-            flushed=error.flushed,
-            zero=error.zero,
+            blocks=error.counts.blocks,
+            saturated=error.counts.saturated,
+            flushed=error.counts.flushed,
+            zero=error.counts.zero,
             bytes_before=before,
             bytes_after=linear.num_bytes,
         )
