@@ -57,7 +57,7 @@ test: setup
 	$(BIN)/python -m pytest -m "not long" $(ARGS)
 
 test-long: setup test-peers
-	$(BIN)/python -m pytest -m "long or not long" $(ARGS)
+	HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest -m "long or not long" $(ARGS)
 
 test-peers: setup-peers
 	$(PEERS_VENV)/bin/python -m pytest -m peers tests/peers $(ARGS)

@@ -30,7 +30,8 @@ FOLDERS = (
     "bench",
     "cli",
 )
-ROOT_MODULES = ("errors", "peak_memory", "version")  # free for all; they import nothing of the package
+# Free for all; they import nothing of the package.
+ROOT_MODULES = ("errors", "peak_memory", "version")
 FIRST_GPU_FOLDER = "device"
 GPU_PACKAGES = ("cutlass", "cuda", "cute", "triton")
 
