@@ -8,15 +8,15 @@ maximum with a line that describes the machine.
 import argparse
 import gc
 import json
-import os
 import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
+
+from halfbyte.runtime.processor import read_processor
 
 
 @dataclass(frozen=True)
@@ -114,25 +114,13 @@ def make_ratio(timings: Mapping[str, Timing], numerator: str, denominator: str) 
     return Ratio(numerator, denominator, statistics.median(ratios), min(ratios), max(ratios))
 
 
-def read_cpu_name() -> str:
-    """Return the processor's name, or the machine type where the system does not tell."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
 def make_machine_line() -> str:
     """Return one line: processor, usable cores, memory, Python and (where imported) torch."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    processor = read_processor()
     parts = [
-        read_cpu_name(),
-        f"{cores} cores",
-        f"{memory_gib:.0f} GiB",
+        processor.name,
+        f"{processor.num_cores} cores",
+        f"{processor.memory_gib:.0f} GiB",
         f"Python {platform.python_version()}",
     ]
     torch = sys.modules.get("torch")

@@ -13,7 +13,7 @@ CPU_HALF = [
     *("native", "formats", "reference", "svdquant", "checkpoints", "cpu"),
     *("arch", "ptx", "virtual", "timing", "checks"),
 ]
-LATER_HALF = ["ops", "nn", "bench", "cli"]
+LATER_HALF = ["device", "kernels", "runtime", "ops", "nn", "bench", "cli"]
 
 BLOCKER = """
 import importlib, pkgutil, sys

@@ -1,12 +1,15 @@
 """`halfbyte doctor` describes what is here and fails when a needed part is broken."""
 
 import json
-import types
+import tomllib
+from pathlib import Path
 
 import pytest
 
-from halfbyte.cli import doctor
 from halfbyte.cli.main import main
+from halfbyte.runtime import diagnosis
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_json_lists_packages_cpu_extras_and_features(capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,7 +30,7 @@ def test_text_names_the_torch_build_and_the_pip_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(doctor, "find_missing", lambda modules: list(modules))
+    monkeypatch.setattr(diagnosis, "find_missing", lambda modules: list(modules))
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
     assert "build)" in text
@@ -38,7 +41,7 @@ def test_text_names_the_torch_build_and_the_pip_command(
 def test_a_broken_needed_package_is_named_and_exits_1(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "_NEEDED", ("numpy", "halfbyte_no_such_package"))
+    monkeypatch.setattr(diagnosis, "_NEEDED", ("numpy", "halfbyte_no_such_package"))
     assert main(["doctor", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert "halfbyte_no_such_package does not work: ModuleNotFoundError" in report["problems"][0]
@@ -55,33 +58,10 @@ def test_a_disabled_native_library_is_slower_and_no_problem(
     assert report["features"][0]["state"] == "slower"
 
 
-@pytest.mark.parametrize(
-    ("capability", "target"),
-    [
-        ((8, 9), "sm_89"),
-        ((9, 0), "sm_90a"),
-        ((10, 0), "sm_100a"),
-        ((10, 3), "sm_103a"),
-        ((12, 0), "sm_120a"),
-    ],
-)
-def test_target_has_the_suffix_of_its_architecture(
-    capability: tuple[int, int], target: str
-) -> None:
-    assert doctor.make_target(capability) == target
-
-
-def test_a_gpu_is_listed_with_its_target() -> None:
-    properties = types.SimpleNamespace(
-        name="NVIDIA B200", major=10, minor=0, total_memory=180 * 2**30
-    )
-    cuda = types.SimpleNamespace(
-        is_available=lambda: True,
-        device_count=lambda: 1,
-        get_device_properties=lambda index: properties,
-    )
-    torch = types.ModuleType("torch")
-    torch.cuda = cuda  # type: ignore[attr-defined]
-    assert doctor.find_gpus(torch) == [
-        {"name": "NVIDIA B200", "capability": "10.0", "target": "sm_100a", "memory_gib": 180.0}
-    ]
+def test_packages_to_install_are_those_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    extras = project["project"]["optional-dependencies"]
+    assert set(diagnosis._EXTRAS) == set(extras)
+    setup = (ROOT / "tools" / "prepare_venv.py").read_text(encoding="utf-8")
+    for name, version in diagnosis._MODEL_PACKAGES.items():
+        assert f'"{name}=={version}"' in setup

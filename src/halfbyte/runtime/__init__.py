@@ -1,0 +1,1 @@
+"""What this machine has and what can run on it; imports no torch by itself."""
