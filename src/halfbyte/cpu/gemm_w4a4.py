@@ -135,18 +135,14 @@ def _make_epilogue(linear: QuantizedLinear, lora_act: torch.Tensor | None) -> Ep
 
 
 def _decode_rows(t: BlockScaledTensor, rows: slice) -> torch.Tensor:
-    return dequantize(_take_rows(t, rows))
+    return dequantize(t.take_rows(rows.start, rows.stop))
 
 
 def _decode_rows_into(
     out: torch.Tensor, t: BlockScaledTensor, rows: slice, loaded: NativeLibrary | None
 ) -> None:
-    part = _take_rows(t, rows)
+    part = t.take_rows(rows.start, rows.stop)
     if loaded is None:
         out.copy_(dequantize(part))
     else:
         dequantize_packed(loaded, make_operand(part), out, threads=1)
-
-
-def _take_rows(t: BlockScaledTensor, rows: slice) -> BlockScaledTensor:
-    return BlockScaledTensor(t.format, t.data[rows], t.scales[rows], t.global_scale, t.columns)

@@ -35,6 +35,12 @@ class BlockScaledTensor:
 
     def __post_init__(self) -> None:
         """Check that shapes, dtypes and scale levels are those of the format."""
+        if not isinstance(self.format, BlockFormat):
+            raise FormatError(f"format: {type(self.format).__name__}, wanted BlockFormat")
+        if not isinstance(self.columns, int) or self.columns < 0:
+            raise FormatError(f"columns {self.columns!r}: wanted an integer of 0 or more")
+        for name, part in (("data", self.data), ("scales", self.scales)):
+            _check_is_tensor(part, name, self.format)
         rows = self.data.shape[0] if self.data.ndim == 2 else -1
         wanted_data = (rows, self.format.row_bytes(self.columns))
         _check(self.data, "data", self.format, wanted_data, (torch.uint8,))
@@ -46,6 +52,7 @@ class BlockScaledTensor:
             wanted = "needs" if self.format.has_global_scale else "has no"
             raise FormatError(f"{self.format.name} {wanted} global_scale, got {self.global_scale}")
         if self.global_scale is not None:
+            _check_is_tensor(self.global_scale, "global_scale", self.format)
             _check(self.global_scale, "global_scale", self.format, (), (torch.float32,))
 
     @property
@@ -60,6 +67,21 @@ class BlockScaledTensor:
         if self.global_scale is not None:
             tensors.append(self.global_scale)
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def take_rows(self, start: int, stop: int) -> "BlockScaledTensor":
+        """Return rows [start, stop) as a record that shares this one's memory."""
+        return BlockScaledTensor(
+            self.format,
+            self.data[start:stop],
+            self.scales[start:stop],
+            self.global_scale,
+            self.columns,
+        )
+
+
+def _check_is_tensor(part: object, name: str, block_format: BlockFormat) -> None:
+    if not isinstance(part, torch.Tensor):
+        raise FormatError(f"{block_format.name} {name}: {type(part).__name__}, wanted torch.Tensor")
 
 
 def _check(

@@ -32,7 +32,6 @@ class SafetensorsCheckpoint:
         path: the file or directory as given.
         is_directory: whether `path` is a directory.
         index_name: file name of the index, or None without one.
-        index_metadata: the index's own `metadata` object, {} without one.
         shards: open files by name, in sorted order; the one file under its own name.
         shard_of: shard name of every tensor.
         unindexed: names of tensors that lie in a shard but not in the index.
@@ -43,7 +42,6 @@ class SafetensorsCheckpoint:
         self.path = Path(path)
         self.is_directory = self.path.is_dir()
         self.index_name: str | None = None
-        self.index_metadata: dict[str, Any] = {}
         self.shards: dict[str, SafetensorsFile] = {}
         self.shard_of: dict[str, str] = {}
         self.unindexed: tuple[str, ...] = ()
@@ -92,10 +90,6 @@ class SafetensorsCheckpoint:
         """Return the whole tensor `name` (see `SafetensorsFile.read_tensor`)."""
         return self.file_of(name).read_tensor(name)
 
-    def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Return rows [start, stop) of tensor `name` (see `SafetensorsFile.read_rows`)."""
-        return self.file_of(name).read_rows(name, start, stop)
-
     def _open_directory(self, stack: ExitStack) -> None:
         names = sorted(entry.name for entry in os.scandir(self.path))
         indexes = [name for name in names if name.endswith(INDEX_SUFFIX)]
@@ -138,8 +132,6 @@ class SafetensorsCheckpoint:
             )
         for name, shard in weight_map.items():
             _check_shard_name(path, name, shard)
-        metadata = table.get("metadata", {})
-        self.index_metadata = metadata if isinstance(metadata, dict) else {}
         return weight_map
 
     def _map_tensors(self) -> None:

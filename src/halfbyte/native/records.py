@@ -4,9 +4,7 @@ import ctypes
 
 ABI_VERSION = 1
 
-# Counter order of QuantizeJob.counts.
-SATURATED, FLUSHED, ZERO, NONFINITE = range(4)
-NUM_COUNTERS = 4
+NUM_COUNTERS = 4  # of QuantizeJob.counts: saturated, flushed, zero, nonfinite
 
 
 class QuantizeJob(ctypes.Structure):

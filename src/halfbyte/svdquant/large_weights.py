@@ -20,7 +20,7 @@ from halfbyte.formats.quantize import dequantize, measure_amax, quantize
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.svdquant.low_rank import find_row_space
 from halfbyte.svdquant.presets import SVDQuantPreset
-from halfbyte.svdquant.rows import iter_row_ranges, slice_rows
+from halfbyte.svdquant.rows import iter_row_ranges
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _less(weight: WeightRows, linear: QuantizedLinear) -> WeightRows:
     """Return the weight without the rounded part of `linear`."""
 
     def read(start: int, stop: int) -> torch.Tensor:
-        rounded = dequantize(slice_rows(linear, start, stop).weight)
+        rounded = dequantize(linear.weight.take_rows(start, stop))
         return weight.read(start, stop).float() - rounded
 
     return WeightRows(weight.rows, weight.columns, read)
@@ -163,6 +163,6 @@ def _measure_squared_error(
     total = 0.0
     for weight, linear in zip(weights, linears, strict=True):
         for start, stop, chunk in _iter_residual(weight, linear.lora_down, linear.lora_up):
-            rounded = dequantize(slice_rows(linear, start, stop).weight)
+            rounded = dequantize(linear.weight.take_rows(start, stop))
             total += float(torch.linalg.vector_norm(chunk - rounded, dim=1).double().square().sum())
     return total

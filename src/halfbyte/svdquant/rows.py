@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from halfbyte.formats.block_scaled_tensor import BlockScaledTensor
 from halfbyte.formats.quantized_linear import QuantizedLinear
 
 ROW_CHUNK_ELEMENTS = 4 * 2**20  # 16 MiB of float32
@@ -18,17 +17,9 @@ def iter_row_ranges(rows: int, columns: int) -> Iterator[tuple[int, int]]:
 
 def slice_rows(linear: QuantizedLinear, start: int, stop: int) -> QuantizedLinear:
     """Return output features [start, stop) of `linear`, sharing its memory."""
-    weight = linear.weight
-    part = BlockScaledTensor(
-        weight.format,
-        weight.data[start:stop],
-        weight.scales[start:stop],
-        weight.global_scale,
-        weight.columns,
-    )
     return replace(
         linear,
-        weight=part,
+        weight=linear.weight.take_rows(start, stop),
         channel_scale=None if linear.channel_scale is None else linear.channel_scale[start:stop],
         lora_up=None if linear.lora_up is None else linear.lora_up[start:stop],
         bias=None if linear.bias is None else linear.bias[start:stop],
