@@ -8,9 +8,9 @@ def list_places(model: nn.Module, module: nn.Module) -> list[str]:
     return [name for name, m in model.named_modules(remove_duplicate=False) if m is module]
 
 
-def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Put `new` wherever the model holds `old`, in the training mode of `old`."""
-    new.train(old.training)
+def replace_module(model: nn.Module, old: nn.Module, replacement: nn.Module) -> None:
+    """Put `replacement` wherever the model holds `old`, in the training mode of `old`."""
+    replacement.train(old.training)
     for place in list_places(model, old):
         parent, _, attribute = place.rpartition(".")
-        setattr(model.get_submodule(parent), attribute, new)
+        setattr(model.get_submodule(parent), attribute, replacement)
