@@ -4,7 +4,7 @@ Layer: below formats/, so operands arrive as plain tensors and settings.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -152,7 +152,7 @@ def dequantize_packed(
         FormatError: shapes or dtypes that do not fit.
     """
     _check_operand(w, "w")
-    rows, columns = out.shape
+    columns = out.shape[1]
     _check_out(out, w.codes.shape[0], columns)
     blocks = -(-columns // w.block_size)
     if out.dtype != torch.float32 or blocks != w.scales.shape[1]:
@@ -161,17 +161,10 @@ def dequantize_packed(
             f"{w.scales.shape[1]} blocks of {w.block_size}"
         )
     job = records.DequantizeJob(
-        codes=w.codes.data_ptr(),
-        scales=w.scales.data_ptr(),
-        rows=rows,
+        **_make_operand_fields(w),
         columns=columns,
         values=out.data_ptr(),
         row_stride=out.stride(0),
-        multiplier=w.multiplier,
-        element=ELEMENTS[w.element],
-        scale_rule=SCALE_RULES[w.scale],
-        scale_type=VALUE_TYPES.get(w.scales.dtype, 0),
-        block_size=w.block_size,
         threads=threads or choose_threads(out.numel()),
     )
     if out.numel():
@@ -198,15 +191,8 @@ def multiply_decoded_rows(loaded: NativeLibrary, x: torch.Tensor, w: PackedOpera
         raise FormatError(f"x: {columns} columns, w has {w.scales.shape[1]} blocks a row")
     out = torch.empty(rows, w.codes.shape[0])
     job = records.ProductJob(
-        codes=w.codes.data_ptr(),
-        scales=w.scales.data_ptr(),
-        rows=w.codes.shape[0],
+        **_make_operand_fields(w),
         columns=columns,
-        multiplier=w.multiplier,
-        element=ELEMENTS[w.element],
-        scale_rule=SCALE_RULES[w.scale],
-        scale_type=VALUE_TYPES.get(w.scales.dtype, 0),
-        block_size=w.block_size,
         threads=choose_threads(max(rows, 8) * w.codes.numel(), _WORK_PER_THREAD),
         x=x.data_ptr(),
         x_rows=rows,
@@ -249,6 +235,20 @@ def project_rows(loaded: NativeLibrary, x: torch.Tensor, down: torch.Tensor) -> 
     if out.numel():
         loaded.call("halfbyte_project", job)
     return out
+
+
+def _make_operand_fields(w: PackedOperand) -> dict[str, Any]:
+    """Return what DequantizeJob and ProductJob say of one packed operand."""
+    return {
+        "codes": w.codes.data_ptr(),
+        "scales": w.scales.data_ptr(),
+        "rows": w.codes.shape[0],
+        "multiplier": w.multiplier,
+        "element": ELEMENTS[w.element],
+        "scale_rule": SCALE_RULES[w.scale],
+        "scale_type": VALUE_TYPES.get(w.scales.dtype, 0),
+        "block_size": w.block_size,
+    }
 
 
 def _pointer(tensor: torch.Tensor | None) -> int | None:
