@@ -106,6 +106,8 @@ def compare_states(
         reference: [T, hidden] for each window, of the model as shipped.
         states: [T, hidden] for each window, of the model that is judged.
         windows: the windows that both were recorded on.
+
+    Raises FormatError where the three differ in number or are empty.
     """
     if not len(reference) == len(states) == len(windows) > 0:
         raise FormatError(

@@ -171,7 +171,10 @@ def embed_texts(model: nn.Module, encoded: Sequence[torch.Tensor]) -> torch.Tens
 
 
 def compare_embeddings(reference: torch.Tensor, embeddings: torch.Tensor) -> SentenceSimilarity:
-    """Return the agreement of unit embeddings [texts, hidden] with reference [texts, hidden]."""
+    """Return the agreement of unit embeddings [texts, hidden] with reference [texts, hidden].
+
+    Raises FormatError for two shapes, or fewer than 3 texts.
+    """
     if reference.shape != embeddings.shape or len(reference) < 3:
         raise FormatError(
             f"embeddings {tuple(embeddings.shape)} against {tuple(reference.shape)}: wanted the "

@@ -91,6 +91,8 @@ def make_windows(
             first window's first input.
         tokens: [tokens] int64, the targets.
         length: targets in a window; the last window may be shorter.
+
+    Raises FormatError without a token before the first target, or for a length under 1.
     """
     if len(before) < 1 or length < 1:
         raise FormatError(f"{len(before)=} and {length=} must both be at least 1")
@@ -107,7 +109,7 @@ def make_evaluation_windows(slices: TokenSlices) -> list[PredictionWindow]:
 
 
 def hash_tokens(tokens: torch.Tensor) -> str:
-    """Return the SHA-256 hex digest of token ids, each as a little-endian int32."""
+    """Return the SHA-256 hex digest of token ids [tokens], each as a little-endian int32."""
     return hashlib.sha256(tokens.numpy().astype("<i4").tobytes()).hexdigest()
 
 

@@ -117,7 +117,10 @@ class HalfbyteFile:
         self.checkpoint.close()
 
     def read_linear(self, name: str) -> QuantizedLinear:
-        """Return the layer called `name` with every value checked."""
+        """Return the layer called `name` with every value checked.
+
+        Raises CheckpointError for an unknown name, or values that contradict the record.
+        """
         if name not in self.layers:
             raise CheckpointError(
                 f"{self.checkpoint.path}: has no layer {quoted(name)}; it holds "
@@ -181,7 +184,10 @@ def make_tensor_name(layer: str, part: str) -> str:
 def make_metadata(
     records: Mapping[str, LayerRecord], metadata: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the `__metadata__` of a file that holds `records`, with further entries added."""
+    """Return the `__metadata__` of a file that holds `records`, with further entries added.
+
+    Raises CheckpointError for a further entry under one of the format's own keys.
+    """
     for key in (VERSION_KEY, LAYERS_KEY):
         if metadata and key in metadata:
             raise CheckpointError(f"metadata key {key!r} is reserved; remove it")

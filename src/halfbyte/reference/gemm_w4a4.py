@@ -16,7 +16,10 @@ from halfbyte.reference.quantize_act_lora import ReferenceActivation, dequantize
 
 
 def gemm_w4a4(activation: ReferenceActivation, linear: QuantizedLinear) -> Float64Array:
-    """Return y [M, N] float64 of a quantized activation [M, K] and a linear [N, K]."""
+    """Return y [M, N] float64 of a quantized activation [M, K] and a linear [N, K].
+
+    Raises FormatError for two different K.
+    """
     if activation.columns != linear.in_features:
         raise FormatError(
             f"activation: {activation.columns} columns, wanted in_features={linear.in_features}"

@@ -165,7 +165,10 @@ def cut_blocks(z: Float32Array, block_size: int) -> Float32Array:
 def choose_global_scale(
     activation: ActivationFormat, amax: Float32Array, static_scale: np.float32 | None
 ) -> np.float32:
-    """Return g in float32: 1, the calibrated one, or amax(z) / 2688 (see the module's formulas)."""
+    """Return g in float32: 1, the calibrated one, or amax(z) / 2688 (see the module's formulas).
+
+    Raises FormatError for a static activation without its calibrated scale.
+    """
     if activation.global_scale == "none":
         return np.float32(1)
     if activation.global_scale == "static":
