@@ -111,9 +111,9 @@ machine, in {result.seconds:.0f} seconds.</p>
 {_make_picture(result)}
 <h2>Every linear</h2>
 <p class="quiet">Relative output error ‖y<sub>4-bit</sub> − y‖ / ‖y‖ of each quantized linear on
-every fourth calibration row: those that judge the smoothing, and that the rounding has seen with all
-others. Blocks of the weight (w) and of those rows (x) whose scale was clamped, rounded to zero, or
-that hold zeros alone; the chosen smoothing exponents, 0 for none. A heading sorts.</p>
+every fourth calibration row: those that judge the smoothing, and that the rounding has seen with
+all others. Blocks of the weight (w) and of those rows (x) whose scale was clamped, rounded to zero,
+or that hold zeros alone; the chosen smoothing exponents, 0 for none. A heading sorts.</p>
 {_make_layers(result)}
 <h2>Protocol</h2>
 {_make_list(result.protocol)}
