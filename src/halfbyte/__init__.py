@@ -1,4 +1,4 @@
-"""4-bit inference for NVIDIA GPUs and CPUs.
+"""Real models in 4 bits: quantize them with SVDQuant and run them on a plain CPU.
 
 Importing this package imports neither torch, CuTe nor CUDA: names are resolved on first use,
 so that `import halfbyte` stays light and the CPU half works on a plain machine.
