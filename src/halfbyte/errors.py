@@ -23,3 +23,10 @@ class MissingDependencyError(HalfbyteError, ImportError):
 
 class UsageError(HalfbyteError, ValueError):
     """Arguments that contradict each other or the disk; the command line exits 2 on it."""
+
+
+def printable(name: str) -> str:
+    """Return `name` with control characters escaped: a hostile name must not steer a terminal."""
+    return "".join(
+        character if character.isprintable() else ascii(character)[1:-1] for character in name
+    )

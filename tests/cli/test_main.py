@@ -112,3 +112,11 @@ def test_a_closed_pipe_leaves_no_traceback() -> None:
     os.close(write_end)
     assert "Traceback" not in finished.stderr
     assert finished.returncode != 2
+
+
+def test_control_characters_in_an_error_do_not_steer_the_terminal(
+    failing_app: dict[str, BaseException], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing_app["error"] = CheckpointError("a\x1b[31m.safetensors: corrupt\nsecond line")
+    assert program.main(["fail"]) == 1
+    assert "error: a\\x1b[31m.safetensors: corrupt\nsecond line" in capsys.readouterr().err

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from halfbyte.errors import printable
+
 if TYPE_CHECKING:
     from halfbyte.checkpoints.inspection import Inspection
 
@@ -49,9 +51,9 @@ def inspect(
 
 
 def _print_inspection(found: "Inspection", shows_layers: bool, console: Console) -> None:
-    table = Table(show_header=False, title=escape(found.path), title_justify="left")
+    table = Table(show_header=False, title=escape(printable(found.path)), title_justify="left")
     version = f", version {found.format_version}" if found.format_version else ""
-    table.add_row("family", escape(found.family + version))
+    table.add_row("family", escape(printable(found.family + version)))
     table.add_row("formats", _join(found.formats) or "none")
     table.add_row("ranks", _join(found.ranks) or "none")
     table.add_row("quantized layers", str(len(found.layers)))
@@ -62,7 +64,7 @@ def _print_inspection(found: "Inspection", shows_layers: bool, console: Console)
     if found.bits_per_weight is not None:
         table.add_row("bits per weight", f"{found.bits_per_weight:.3f}")
     for note in found.notes:
-        table.add_row("note", escape(note))
+        table.add_row("note", escape(printable(note)))
     console.print(table)
     if shows_layers:
         _print_layers(found, console)
@@ -73,8 +75,6 @@ def _print_inspection(found: "Inspection", shows_layers: bool, console: Console)
 
 
 def _print_layers(found: "Inspection", console: Console) -> None:
-    from halfbyte.formats.safetensors_header import printable
-
     table = Table("layer", "format", "activation", "N x K", "rank", "bytes")
     for layer in found.layers:
         is_known = layer.in_features is not None

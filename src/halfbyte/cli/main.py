@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from halfbyte.cli import demo, doctor, inspect, quantize
 from halfbyte.cli.exit_codes import EXIT_CLEAN, EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_MISUSE
-from halfbyte.errors import HalfbyteError, UsageError
+from halfbyte.errors import HalfbyteError, UsageError, printable
 from halfbyte.version import __version__
 
 _EPILOG = (
@@ -88,11 +88,12 @@ def _get_exit_code(stop: SystemExit) -> int:
 
 def _print_error(error: Exception) -> None:
     console = Console(stderr=True, soft_wrap=True, highlight=False)
+    text = escape("\n".join(printable(line) for line in str(error).split("\n")))
     if isinstance(error, HalfbyteError | OSError):
-        console.print(f"[bold red]error:[/] {escape(str(error))}")
+        console.print(f"[bold red]error:[/] {text}")
         return
     kind = type(error).__name__
-    console.print(f"[bold red]internal error:[/] {kind}: {escape(str(error))}")
+    console.print(f"[bold red]internal error:[/] {kind}: {text}")
     console.print("This is a defect in halfbyte; HALFBYTE_TRACEBACK=1 shows where.")
 
 

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from halfbyte.cli.exit_codes import EXIT_INTERRUPTED
-from halfbyte.errors import UsageError
+from halfbyte.errors import UsageError, printable
 from halfbyte.peak_memory import read_peak_memory_bytes
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _run(request: "QuantizeFileRequest", console: Console) -> dict[str, Any]:
         with progress:
             outcome = quantize_file(request, _ProgressDisplay(progress).show)
     except UsageError as error:
-        raise typer.BadParameter(str(error)) from error
+        raise typer.BadParameter(printable(str(error))) from error
     except KeyboardInterrupt:
         console.print("interrupted; give the same command again to continue")
         raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -143,12 +143,12 @@ class _ProgressDisplay:
             self._tasks[event.stage],
             completed=event.done_bytes,
             peak=f"{read_peak_memory_bytes() / 1e6:.0f} MB",
-            unit=_printable(event.text)[-_SHOWN_CHARACTERS:],
+            unit=printable(event.text)[-_SHOWN_CHARACTERS:],
         )
 
 
 def _print_result(result: dict[str, Any], request: "QuantizeFileRequest", console: Console) -> None:
-    target = escape(str(request.target))
+    target = _show(str(request.target))
     report = result["report"]
     if report is None:
         console.print(
@@ -169,7 +169,7 @@ def _print_result(result: dict[str, Any], request: "QuantizeFileRequest", consol
         table.add_row(f"{name} blocks", f"{totals[name]:,} of {totals['blocks']:,}")
     table.add_row("other tensors", f"{passthrough['tensors']}, {passthrough['bytes']:,} bytes")
     table.add_row("peak memory", f"{result['peak_rss_bytes'] / 1e6:.0f} MB")
-    table.add_row("report", escape(result["report_path"]))
+    table.add_row("report", _show(result["report_path"]))
     console.print(table)
     if report["unindexed"]:
         console.print(f"not in the index, but kept: {_show(', '.join(report['unindexed']))}")
@@ -177,11 +177,5 @@ def _print_result(result: dict[str, Any], request: "QuantizeFileRequest", consol
         console.print(f"not copied from the input: {_show(', '.join(report['not_copied']))}")
 
 
-def _printable(name: str) -> str:
-    from halfbyte.formats.safetensors_header import printable
-
-    return printable(name)
-
-
 def _show(name: str) -> str:
-    return escape(_printable(name))
+    return escape(printable(name))

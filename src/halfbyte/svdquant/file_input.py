@@ -17,6 +17,7 @@ from halfbyte.errors import CheckpointError
 from halfbyte.formats.safetensors_checkpoint import INDEX_SUFFIX, SafetensorsCheckpoint
 from halfbyte.formats.safetensors_header import TensorEntry, quoted
 from halfbyte.formats.safetensors_reader import open_regular_file
+from halfbyte.svdquant.file_target import resolve_links
 
 # Files beside the shards that belong to a model: configuration, tokenizer, licence. Code and other
 # weights are not copied.
@@ -65,7 +66,7 @@ def check_input(
     hasher = hashlib.sha256()
     stamps = {}
     for name, shard in sorted(checkpoint.shards.items()):
-        hasher.update(f"{name}\0{shard.header.file_bytes}\0".encode())
+        hasher.update(f"{name}\0{shard.header.file_bytes}\0".encode(errors="surrogateescape"))
         hasher.update(shard.header_bytes)
         advance(len(shard.header_bytes))
         stamps[name] = read_stamp(shard.path)
@@ -111,14 +112,15 @@ def find_side_files(checkpoint: SafetensorsCheckpoint) -> tuple[tuple[str, ...],
 
     Only regular files inside the directory go along; a link that leads out of it does not.
     """
-    inside = checkpoint.path.resolve()
+    inside = resolve_links(checkpoint.path)
     taken, left = [], []
     for entry in sorted(os.scandir(checkpoint.path), key=lambda entry: entry.name):
         if entry.name in checkpoint.shards or entry.name.endswith(INDEX_SUFFIX):
             continue
         is_known = entry.name.endswith(_SIDE_SUFFIXES) or entry.name.split(".")[0] in _SIDE_NAMES
-        is_inside = Path(entry.path).resolve().is_relative_to(inside)
-        is_wanted = is_known and is_inside and entry.is_file() and not entry.name.startswith(".")
+        is_inside = resolve_links(Path(entry.path)).is_relative_to(inside)
+        is_file = Path(entry.path).is_file()  # entry.is_file raises for a loop of links
+        is_wanted = is_known and is_inside and is_file and not entry.name.startswith(".")
         if is_wanted and entry.stat().st_size <= MAX_SIDE_BYTES:
             taken.append(entry.name)
         else:

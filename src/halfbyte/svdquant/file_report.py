@@ -74,4 +74,9 @@ def make_report(
 
 def encode_report(report: dict[str, Any]) -> bytes:
     """Return the bytes of a report file."""
-    return json.dumps(report, indent=1, ensure_ascii=False).encode() + b"\n"
+    return encode_json(json.dumps(report, indent=1, ensure_ascii=False)) + b"\n"
+
+
+def encode_json(text: str) -> bytes:
+    """Return JSON text as UTF-8; a lone surrogate (a path that is no Unicode) as its escape."""
+    return text.encode(errors="backslashreplace")

@@ -12,14 +12,26 @@ def check_target(source: Path, target: Path, report: Path) -> None:
 
     Raises:
         UsageError: the same place, one inside the other, a file where a directory belongs, a
-            missing parent directory, a report on top of input or output.
+            pipe or device, a missing parent directory, a report on top of input or output, a path
+            that the system cannot take.
         CheckpointError: no such source, or a place without write permission.
     """
+    try:
+        _check_places(source, target)
+        _check_parent(target)
+        _check_report(source, target, report)
+        _check_parent(report)
+    except OSError as error:
+        place = target if error.filename is None else os.fsdecode(error.filename)
+        raise UsageError(f"{place}: {error.strerror or error}; give another path") from error
+
+
+def _check_places(source: Path, target: Path) -> None:
     if not os.path.lexists(source):
         raise CheckpointError(f"{source}: there is no such file or directory; check the path")
     if target.name in ("", ".", ".."):
         raise UsageError(f"{target}: names no file; give a name for the output")
-    real_source, real_target = source.resolve(), target.resolve()
+    real_source, real_target = resolve_links(source), resolve_links(target)
     if real_source == real_target or _is_same_file(source, target):
         raise UsageError(f"{target}: output and input are the same; choose another output")
     if source.is_dir() and real_target.is_relative_to(real_source):
@@ -32,10 +44,29 @@ def check_target(source: Path, target: Path, report: Path) -> None:
         )
     if target.is_symlink():
         raise UsageError(f"{target}: is a link; give the place it leads to")
-    if report.resolve() in (real_source, real_target) or report.is_dir():
-        raise UsageError(f"{report}: cannot hold the report; choose another --report")
-    for path in (target, report):
-        _check_parent(path)
+    if target.exists() and not (target.is_file() or target.is_dir()):
+        raise UsageError(f"{target}: is a pipe or device, wanted a file; choose another output")
+
+
+def _check_report(source: Path, target: Path, report: Path) -> None:
+    """Raise UsageError unless the report can be put at `report` and harms nothing there."""
+    real = resolve_links(report)
+    for place in (source, target):
+        if real.is_relative_to(resolve_links(place)):
+            raise UsageError(
+                f"{report}: cannot hold the report, it is {place} or lies inside; choose another "
+                "--report"
+            )
+    if report.exists() and not report.is_file():
+        raise UsageError(
+            f"{report}: cannot hold the report, it is a directory, pipe or device; choose another "
+            "--report"
+        )
+
+
+def resolve_links(path: Path) -> Path:
+    """Return the absolute path without links; one that loops stays as it is."""
+    return Path(os.path.realpath(path))  # Path.resolve raises RuntimeError for a loop
 
 
 def check_free_space(target: Path, num_bytes: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from halfbyte.errors import CheckpointError, HalfbyteError, UsageError
+from halfbyte.errors import CheckpointError, FormatError, UsageError, printable
 from halfbyte.formats.halfbyte_file import FORMAT_VERSION, is_halfbyte_metadata, make_tensor_name
 from halfbyte.formats.halfbyte_layer import check_linear_values, split_linear
 from halfbyte.formats.quantized_linear import QuantizedLinear
@@ -38,6 +38,7 @@ from halfbyte.svdquant.file_plan import (
 )
 from halfbyte.svdquant.file_report import (
     LayerReport,
+    encode_json,
     encode_report,
     make_report,
 )
@@ -152,7 +153,7 @@ def quantize_file(
         with UnfinishedOutput(request.target, plan, json.dumps(provenance)) as output:
             try:
                 return run.write(output, is_directory)
-            except HalfbyteError:
+            except Exception:
                 output.discard()
                 raise
 
@@ -240,6 +241,15 @@ class _Run:
         return reports
 
     def _quantize(self, unit: WorkUnit) -> list[QuantizedLinear]:
+        try:
+            return self._quantize_group(unit)
+        except FormatError as error:
+            raise CheckpointError(
+                f"{self.request.source}: {', '.join(map(printable, unit.layers))}: {error}; its "
+                "weights may be too large for float32 arithmetic: mend them or --exclude the layer"
+            ) from error
+
+    def _quantize_group(self, unit: WorkUnit) -> list[QuantizedLinear]:
         biases = [self._read_bias(layer) for layer in unit.layers]
         preset = self.request.preset
         weights = [self._open_rows(layer) for layer in unit.layers]
@@ -315,7 +325,7 @@ class _Run:
             "weight_map": dict(sorted(self.plan.file_of.items())),
         }
         text = json.dumps(index, indent=2, ensure_ascii=False) + "\n"
-        write_bytes_atomically(output.folder / self.plan.index_name, text.encode())
+        write_bytes_atomically(output.folder / self.plan.index_name, encode_json(text))
 
     def _make_report(self, output: UnfinishedOutput) -> dict[str, Any]:
         layers = [
