@@ -66,6 +66,6 @@ def get_format(name: str) -> BlockFormat:
     """Return the format called `name`; FormatError lists the known names."""
     try:
         return FORMATS[name]
-    except KeyError:
+    except (KeyError, TypeError):  # TypeError: a list, say, cannot be a key
         known = ", ".join(FORMATS)
         raise FormatError(f"format {name!r} is unknown; use one of: {known}") from None

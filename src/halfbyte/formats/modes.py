@@ -80,6 +80,6 @@ def get_mode(name: str) -> QuantizeMode:
     """Return the mode called `name`; FormatError lists the known names."""
     try:
         return MODES[name]
-    except KeyError:
+    except (KeyError, TypeError):  # TypeError: a list, say, cannot be a key
         known = ", ".join(MODES)
         raise FormatError(f"mode {name!r} is unknown; use one of: {known}") from None

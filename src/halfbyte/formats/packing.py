@@ -16,6 +16,15 @@ NIBBLE_ORDERS: tuple[str, ...] = get_args(NibbleOrder)
 GGML_BLOCK = 32  # ggml block_mxfp4: low nibbles are codes 0..15, high nibbles codes 16..31
 
 
+def view_as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of `tensor` in row-major order: [num_bytes] uint8, a copy if strided.
+
+    `contiguous()` may leave any stride in a dimension of size 1, and `view` to bytes refuses it.
+    """
+    flat = tensor.contiguous().reshape(-1)
+    return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
+
+
 def pack_nibbles(codes: torch.Tensor, order: str = "low_first") -> torch.Tensor:
     """Return the packed bytes: [..., columns / 2] uint8.
 

@@ -105,7 +105,7 @@ def quantize_with_counts(
     Raises:
         FormatError: a wrong dtype, shape, name or combination, or `x` contains NaN or Inf.
     """
-    record = get_format(format) if isinstance(format, str) else format
+    record = format if isinstance(format, BlockFormat) else get_format(format)
     plan = QuantizePlan(record, get_mode(mode), scale_search, e8m0_rounding, scale_dtype)
     check_input(x, "x")
     check_global_scale(record, global_scale)

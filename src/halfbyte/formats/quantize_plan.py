@@ -66,8 +66,22 @@ def make_activation_plan(act: ActivationFormat, tensor_name: str = "x") -> Quant
     return QuantizePlan(act.block_format, mode, scale_dtype=scale_dtype, tensor_name=tensor_name)
 
 
+def check_dense(name: str, x: object) -> None:
+    """Raise FormatError unless `x` is a tensor whose numbers lie in memory by strides."""
+    if not isinstance(x, torch.Tensor):
+        raise FormatError(f"{name}: {type(x).__name__}, wanted torch.Tensor")
+    if x.layout != torch.strided or x.is_nested:
+        kind = "nested" if x.is_nested else str(x.layout)
+        raise FormatError(
+            f"{name}: a {kind} tensor, wanted a dense one; convert it with to_dense()"
+        )
+
+
 def check_input(x: torch.Tensor, name: str) -> None:
     """Raise FormatError unless `x` is a [rows, columns] matrix of a 16/32-bit float dtype."""
+    check_dense(name, x)
+    if x.device.type == "meta":
+        raise FormatError(f"{name}: on the meta device, without values; load the values first")
     if x.dtype not in FLOAT_DTYPES:
         raise FormatError(f"{name}: dtype {x.dtype}, wanted float32, bfloat16 or float16")
     if x.ndim != 2:
@@ -82,12 +96,14 @@ def check_global_scale(record: BlockFormat, global_scale: torch.Tensor | None) -
         return
     if not record.has_global_scale:
         raise FormatError(f"{record.name} has no global_scale; use nvfp4, or leave it out")
+    check_dense("global_scale", global_scale)
+    if global_scale.device.type == "meta":
+        raise FormatError("global_scale: on the meta device, without a value; load the value first")
     if global_scale.dtype != torch.float32 or global_scale.ndim != 0:
         raise FormatError(
             f"global_scale: {global_scale.dtype} {tuple(global_scale.shape)}, wanted a float32 "
             "tensor of shape ()"
         )
-    if not (MIN_GLOBAL_SCALE <= float(global_scale) <= _MAX_GLOBAL_SCALE):
-        raise FormatError(
-            f"global_scale {float(global_scale)}: wanted positive and finite, 2**-126 to 2**119"
-        )
+    value = float(global_scale.detach())
+    if not (MIN_GLOBAL_SCALE <= value <= _MAX_GLOBAL_SCALE):
+        raise FormatError(f"global_scale {value}: wanted positive and finite, 2**-126 to 2**119")

@@ -40,6 +40,8 @@ class QuantizedLinear:
 
     def __post_init__(self) -> None:
         """Check shapes, dtypes and which parts belong together."""
+        if not isinstance(self.weight, BlockScaledTensor):
+            raise FormatError(f"weight: {type(self.weight).__name__}, wanted BlockScaledTensor")
         n, k = self.weight.shape
         _check_vector("channel_scale", self.channel_scale, (n,), (torch.float32,))
         _check_vector("smooth", self.smooth, (k,), FLOAT_DTYPES)
@@ -95,6 +97,8 @@ def _check_vector(
 ) -> None:
     if tensor is None:
         return
+    if not isinstance(tensor, torch.Tensor):
+        raise FormatError(f"{name}: {type(tensor).__name__}, wanted torch.Tensor")
     if tuple(tensor.shape) != shape:
         raise FormatError(f"{name}: shape {tuple(tensor.shape)}, wanted {shape}")
     if tensor.dtype not in dtypes:

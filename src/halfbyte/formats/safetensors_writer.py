@@ -15,6 +15,7 @@ from typing import NoReturn, Self
 import torch
 
 from halfbyte.errors import CheckpointError
+from halfbyte.formats.packing import view_as_bytes
 from halfbyte.formats.safetensors_header import (
     SafetensorsHeader,
     make_layout,
@@ -156,10 +157,9 @@ def write_safetensors(
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """Return the bytes of `tensor` in row-major order as a flat view (a copy if strided)."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    if flat.numel() == 0:
+    if tensor.numel() == 0:
         return memoryview(b"")
-    return flat.view(torch.uint8).numpy().data
+    return view_as_bytes(tensor.detach().cpu()).numpy().data
 
 
 def make_temporary_file(path: Path) -> Path:
@@ -235,6 +235,8 @@ def raise_write_error(path: Path, error: OSError) -> NoReturn:
         errno.ENOENT: "its directory does not exist; make it first",
         errno.ENOTDIR: "a part of its path is a file; choose another place",
         errno.EISDIR: "a directory stands there; choose another name",
+        errno.ENAMETOOLONG: "its name, with what is added while it is written, is too long; "
+        "choose a shorter one",
     }
     reason = fixes.get(error.errno or 0, str(error))
     raise CheckpointError(f"{path}: cannot be written: {reason}") from error

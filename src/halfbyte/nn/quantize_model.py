@@ -72,7 +72,7 @@ def quantize_model(
             another dtype. Linears before the one named are quantized by then.
         CheckpointError: `state_dir` belongs to another model, calibration, preset or version.
     """
-    record = get_preset(preset) if isinstance(preset, str) else preset
+    record = preset if isinstance(preset, SVDQuantPreset) else get_preset(preset)
     rules = LinearRules() if rules is None else rules
     blocks = _list_blocks(model, rules)
     calls = None if calibration is None else make_calls(calibration)
@@ -242,7 +242,9 @@ class _Input:
 
 
 def _get_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    x: torch.Tensor = args[0] if args else kwargs["input"]  # nn.Linear.forward's own name
+    x = args[0] if args else kwargs.get("input")  # nn.Linear.forward's own name
+    if not isinstance(x, torch.Tensor):
+        raise FormatError(f"a linear is called with {type(x).__name__}, wanted a tensor")
     return x
 
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from halfbyte.errors import CheckpointError
 from halfbyte.formats.halfbyte_file import read_halfbyte_file, write_halfbyte_file
+from halfbyte.formats.packing import view_as_bytes
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.formats.safetensors_writer import write_bytes_atomically
 from halfbyte.nn.block_walk import Call
@@ -167,4 +168,4 @@ def _hash_value(digest: Any, value: Any) -> None:
 
 def _hash_tensor(digest: Any, tensor: torch.Tensor) -> None:
     digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    digest.update(view_as_bytes(tensor.detach().cpu()).numpy())

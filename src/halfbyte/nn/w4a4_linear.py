@@ -20,6 +20,8 @@ from torch import nn
 
 from halfbyte.errors import CheckpointError, FormatError
 from halfbyte.formats.dtypes import FLOAT_DTYPES
+from halfbyte.formats.packing import view_as_bytes
+from halfbyte.formats.quantize_plan import check_dense
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.ops.checks import check_float_dtype
 from halfbyte.ops.linear_parts import (
@@ -99,7 +101,8 @@ class W4A4Linear(nn.Module):
             preset: a name in `svdquant.presets.PRESETS`, or a record.
             statistics: what the inputs of this linear look like; None quantizes without data.
 
-        Raises FormatError for another module type, NaN or Inf in the weight, or an unknown preset.
+        Raises FormatError for another module type, a weight without values or of another dtype, NaN
+        or Inf in the weight, or an unknown preset.
         """
         if not isinstance(linear, nn.Linear):
             raise FormatError(f"linear: {type(linear).__name__}, wanted torch.nn.Linear")
@@ -144,6 +147,8 @@ class W4A4Linear(nn.Module):
             )
         spec = _read_extra_state(state[prefix + _EXTRA_STATE], prefix)
         parts = [state.get(prefix + name, torch.empty(0)) for name in PART_NAMES]
+        for name, part in zip(PART_NAMES, parts, strict=True):
+            check_dense(prefix + name, part)
         return cls(make_linear(parts, spec))
 
     def to_record(self) -> QuantizedLinear:
@@ -157,6 +162,7 @@ class W4A4Linear(nn.Module):
 
         Raises FormatError for a wrong last dimension or dtype.
         """
+        check_dense("x", x)
         if x.ndim == 0 or x.shape[-1] != self.in_features:
             raise FormatError(
                 f"x: shape {tuple(x.shape)}, wanted [..., {self.in_features}] (in_features)"
@@ -251,7 +257,7 @@ class W4A4Linear(nn.Module):
 
 
 def _apply_to_bytes(fn: Callable[..., Any], tensor: torch.Tensor) -> torch.Tensor:
-    moved: torch.Tensor = fn(tensor.reshape(-1).view(torch.uint8))
+    moved: torch.Tensor = fn(view_as_bytes(tensor))
     if moved.dtype != torch.uint8:  # module.type(dtype) casts integers too
         raise FormatError(
             f"W4A4Linear cannot be cast to {moved.dtype}: its bytes encode numbers; "
@@ -264,6 +270,10 @@ def _read_extra_state(state: Any, prefix: str) -> LinearSpec:
     key = prefix + _EXTRA_STATE
     if not isinstance(state, torch.Tensor) or state.dtype != torch.uint8 or state.ndim != 1:
         raise CheckpointError(f"{key}: wanted a 1-D uint8 tensor of text, got {type(state)}")
+    if state.device.type == "meta":
+        raise CheckpointError(
+            f"{key}: is on the meta device, without values; load the values first"
+        )
     text = bytes(state.tolist()).decode("utf-8", errors="replace")
     kind, _, spec = text.partition(" ")
     if kind != _STATE_KIND:
@@ -288,17 +298,28 @@ def _check_smooth(smooth: torch.Tensor | None) -> None:
         )
 
 
+def _check_float_weight(linear: nn.Linear) -> None:
+    weight = linear.weight
+    if isinstance(weight, nn.UninitializedParameter):
+        raise FormatError("linear: has no weight yet; run the lazy module once, then quantize it")
+    if weight.dtype not in (*FLOAT_DTYPES, torch.float64):
+        raise FormatError(f"weight: {weight.dtype}, wanted float16, bfloat16, float32 or float64")
+    if weight.device.type == "meta":
+        raise FormatError("weight: on the meta device, without values; load the values first")
+
+
 def _quantize_linear(
     linear: nn.Linear,
     preset: "str | SVDQuantPreset",
     statistics: "InputStatistics | None",
 ) -> QuantizedLinear:
     """Return the record of one linear through the SVDQuant core."""
-    from halfbyte.svdquant.presets import get_preset
+    from halfbyte.svdquant.presets import SVDQuantPreset, get_preset
     from halfbyte.svdquant.quantize_layer import quantize_linear_group
 
-    if isinstance(preset, str):
+    if not isinstance(preset, SVDQuantPreset):
         preset = get_preset(preset)
+    _check_float_weight(linear)
     weight = linear.weight.detach().float().cpu()
     bias = None if linear.bias is None else linear.bias.detach().float().cpu()
     records, _ = quantize_linear_group([weight], [bias], statistics, preset)

@@ -24,14 +24,23 @@ def check_float_dtype(name: str, dtype: torch.dtype) -> None:
         )
 
 
+def check_same_device(device: torch.device, parts: Sequence[torch.Tensor]) -> None:
+    """Raise FormatError naming a part that is not on `device`.
+
+    The fakes of the ops check this too: torch runs them instead of the op where one argument is on
+    the meta device, and their result beside a CPU tensor would be memory that nobody wrote.
+    """
+    for name, part in zip(PART_NAMES, parts, strict=False):
+        if part.device != device:
+            raise FormatError(f"{name} is on {part.device}, x on {device}: move them together")
+
+
 def check_device(op: str, device: torch.device, parts: Sequence[torch.Tensor]) -> None:
     """Raise unless all tensors are on `device` and a kernel of `op` runs there.
 
     FormatError names the part on another device; UnsupportedHardwareError the GPU at hand.
     """
-    for name, part in zip(PART_NAMES, parts, strict=False):
-        if part.device != device:
-            raise FormatError(f"{name} is on {part.device}, x on {device}: move them together")
+    check_same_device(device, parts)
     if device.type != "cpu":
         raise UnsupportedHardwareError(
             f"halfbyte::{op} has no kernel for {describe_device(device)}; it runs on: cpu. "

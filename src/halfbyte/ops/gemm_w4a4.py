@@ -7,7 +7,7 @@ import torch
 from halfbyte.errors import FormatError
 from halfbyte.formats.block_counts import BlockCounts
 from halfbyte.formats.block_scaled_tensor import BlockScaledTensor
-from halfbyte.ops.checks import check_device, check_float_dtype
+from halfbyte.ops.checks import check_device, check_float_dtype, check_same_device
 from halfbyte.ops.linear_parts import (
     LinearSpec,
     decode_spec,
@@ -55,6 +55,7 @@ def _(
     act: Sequence[torch.Tensor], linear: Sequence[torch.Tensor], spec: str, out_dtype: torch.dtype
 ) -> torch.Tensor:
     _check(act, spec, out_dtype)
+    check_same_device(act[0].device, linear)
     return act[0].new_empty((act[0].shape[0], linear[0].shape[0]), dtype=out_dtype)
 
 

@@ -128,6 +128,7 @@ def make_linear(parts: Sequence[torch.Tensor], spec: LinearSpec) -> QuantizedLin
     present = [part if is_present(part) else None for part in parts[2:]]
     weight_global, activation_global, channel_scale, smooth, lora_down, lora_up, bias = present
     block_format = spec.block_format
+    _check_factors(parts[6], parts[7], (*parts[0].shape[:1], spec.columns))
     return QuantizedLinear(
         weight=BlockScaledTensor(
             format=block_format,
@@ -145,6 +146,17 @@ def make_linear(parts: Sequence[torch.Tensor], spec: LinearSpec) -> QuantizedLin
         lora_up=None if lora_down is None else lora_up,
         bias=bias,
     )
+
+
+def _check_factors(lora_down: torch.Tensor, lora_up: torch.Tensor, shape: tuple[int, ...]) -> None:
+    """Raise FormatError for one low-rank factor without the other, which must not be dropped."""
+    down, up = tuple(lora_down.shape), tuple(lora_up.shape)
+    is_pair = down[:1] == up[1:] and up[:1] + down[1:] == shape  # [N, K]; one of them may be 0
+    if is_present(lora_down) != is_present(lora_up) and not is_pair:
+        raise FormatError(
+            f"lora_down {list(down)} and lora_up {list(up)}: wanted [R, K] and [N, R] of one rank "
+            "R, or both absent; a lost factor changes every result"
+        )
 
 
 def is_present(part: torch.Tensor) -> bool:

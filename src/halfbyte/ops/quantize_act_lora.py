@@ -7,7 +7,7 @@ import torch
 from halfbyte.errors import FormatError
 from halfbyte.formats.activation import ActivationFormat
 from halfbyte.formats.dtypes import FLOAT_BY_NAME
-from halfbyte.ops.checks import check_device, check_input
+from halfbyte.ops.checks import check_device, check_input, check_same_device
 from halfbyte.ops.linear_parts import (
     LinearSpec,
     decode_spec,
@@ -64,6 +64,7 @@ def _(
     x: torch.Tensor, linear: Sequence[torch.Tensor], spec: str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     parsed, activation = _check(x, spec)
+    check_same_device(x.device, linear)
     block_format = activation.block_format
     m = x.shape[0]
     scale_dtype = torch.uint8

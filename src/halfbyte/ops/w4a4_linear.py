@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from halfbyte.ops.checks import check_device, check_input
+from halfbyte.ops.checks import check_device, check_input, check_same_device
 from halfbyte.ops.linear_parts import decode_spec, make_linear
 
 
@@ -38,4 +38,5 @@ def w4a4_linear(x: torch.Tensor, linear: Sequence[torch.Tensor], spec: str) -> t
 @w4a4_linear.register_fake
 def _(x: torch.Tensor, linear: Sequence[torch.Tensor], spec: str) -> torch.Tensor:
     check_input(x, decode_spec(spec))
+    check_same_device(x.device, linear)
     return x.new_empty((x.shape[0], linear[0].shape[0]))

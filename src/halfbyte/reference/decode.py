@@ -77,7 +77,8 @@ def read_bytes(tensor: torch.Tensor) -> ByteArray:
 
     A scalar gives [itemsize]. This is the only door between torch tensors and this folder.
     """
-    plain = tensor.detach().cpu().contiguous()
+    # a clone: contiguous() may leave any stride in a dimension of size 1, which view() refuses
+    plain = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     if plain.ndim == 0:
         plain = plain.reshape(1)
     if plain.numel() == 0:

@@ -55,7 +55,7 @@ class SVDQuantPreset:
             get_activation_format(self.activation)
         is_sound = {
             "weight_format": weight.element != "uint4",
-            "rank": self.rank >= 0,
+            "rank": isinstance(self.rank, int) and self.rank >= 0,
             "smoothing_points": self.smoothing_points >= 0,
             "rounding": self.rounding in ("nearest", "optimal")
             or (self.rounding == "gptq" and weight.element_bits == 4),
@@ -99,5 +99,5 @@ def get_preset(name: str) -> SVDQuantPreset:
     """Return the preset called `name`; FormatError lists the known names."""
     try:
         return PRESETS[name]
-    except KeyError:
+    except (KeyError, TypeError):  # TypeError: a list, say, cannot be a key
         raise FormatError(f"preset {name!r} is unknown; use one of: {', '.join(PRESETS)}") from None
