@@ -124,13 +124,6 @@ def quoted(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}...({len(text)})"
 
 
-def printable(name: str) -> str:
-    """Return `name` with control characters escaped: a hostile name must not steer a terminal."""
-    return "".join(
-        character if character.isprintable() else ascii(character)[1:-1] for character in name
-    )
-
-
 def make_spec(name: str, dtype: torch.dtype, shape: Iterable[int]) -> TensorSpec:
     """Return the spec of a torch tensor; CheckpointError for a dtype the format lacks."""
     if dtype not in _BY_TORCH_DTYPE:

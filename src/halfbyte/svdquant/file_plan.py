@@ -175,7 +175,8 @@ def make_plan(
 
 def add_provenance(plan: FilePlan, provenance: Mapping[str, object]) -> FilePlan:
     """Return `plan` with `provenance` in the metadata of every output file."""
-    text = json.dumps(provenance, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+    # in ASCII: a glob from the command line need not be valid Unicode, metadata must be
+    text = json.dumps(provenance, separators=(",", ":"), sort_keys=True)
     files = []
     for file in plan.files:
         metadata = {**file.layout.metadata, PROVENANCE_KEY: text}
