@@ -14,13 +14,17 @@ from typing import TypeVar
 
 from halfbyte.checkpoints.families import Family, recognise_layers
 from halfbyte.errors import CheckpointError
-from halfbyte.formats.halfbyte_file import HalfbyteFile, is_halfbyte_metadata, make_tensor_name
+from halfbyte.formats.halfbyte_file import (
+    FORMAT_VERSION,
+    HalfbyteFile,
+    is_halfbyte_metadata,
+    make_tensor_name,
+)
 from halfbyte.formats.halfbyte_layer import BLOCK_SCALE, CODES
 from halfbyte.formats.safetensors_checkpoint import SafetensorsCheckpoint
-from halfbyte.formats.safetensors_header import TensorEntry
+from halfbyte.formats.safetensors_header import GGUF_MAGIC, TensorEntry
 from halfbyte.formats.safetensors_reader import open_regular_file
 
-GGUF_MAGIC = b"GGUF"
 _GGUF_HEAD = struct.Struct("<4sIQQ")  # magic, version, tensors, key-value pairs (gguf spec, v2+)
 _Key = TypeVar("_Key", str, int)
 KINDS = ("codes", "block_scales", "low_rank", "other_parts", "passthrough")
@@ -199,7 +203,7 @@ def _summarise(
     return Inspection(
         path=str(checkpoint.path),
         family=family,
-        format_version="1" if family == "halfbyte" else None,
+        format_version=FORMAT_VERSION if family == "halfbyte" else None,
         formats=_count(layer.format for layer in layers),
         ranks=_count(layer.rank for layer in layers),
         num_files=len(checkpoint.shards),

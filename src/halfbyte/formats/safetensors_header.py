@@ -27,6 +27,7 @@ MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
 MAX_DIMENSIONS = 64  # torch's own limit for a tensor
 MAX_DIMENSION = 2**63 - 1  # torch sizes are int64
 METADATA_KEY = "__metadata__"
+GGUF_MAGIC = b"GGUF"  # the first bytes of another format that is often taken for this one
 _ENTRY_KEYS = {"dtype", "shape", "data_offsets"}
 _SHOWN_CHARACTERS = 160  # of a name or value in an error message
 
@@ -198,7 +199,7 @@ def read_header(path: Path, fd: int, file_bytes: int) -> tuple[SafetensorsHeader
 def check_header_length(path: Path, prefix: bytes, file_bytes: int) -> int:
     """Return the header length in `prefix`, checked against the limits and the file's length."""
     (length,) = struct.unpack("<Q", prefix)
-    if prefix[:4] == b"GGUF":
+    if prefix[:4] == GGUF_MAGIC:
         _fail(path, "a GGUF file", "a safetensors file")
     if length > MAX_HEADER_BYTES:
         _fail(path, f"header length {length}", f"at most {MAX_HEADER_BYTES} bytes")

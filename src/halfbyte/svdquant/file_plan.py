@@ -116,13 +116,26 @@ def find_linears(checkpoint: SafetensorsCheckpoint, rules: LinearRules) -> dict[
         if rules.include or rules.exclude:
             raise UsageError(
                 f"{checkpoint.path}: no linear is left by include {list(rules.include)} and "
-                f"exclude {list(rules.exclude)}; `halfbyte inspect --layers` lists the names"
+                f"exclude {list(rules.exclude)}; globs are matched with layer names such as "
+                f"{quoted(_find_example(checkpoint))}"
             )
         raise CheckpointError(
             f"{checkpoint.path}: none of its {len(checkpoint.shard_of)} tensors is a linear: a "
             f"2-D float tensor '<layer>.weight' of at least {rules.min_features} rows and columns"
         )
     return found
+
+
+def _find_example(checkpoint: SafetensorsCheckpoint) -> str:
+    """Return the name of some matrix as globs see it, of a linear where there is one."""
+    entries = (checkpoint.entry(name) for name in sorted(checkpoint.shard_of))
+    layers = [
+        entry.name.removesuffix(WEIGHT_SUFFIX)
+        for entry in entries
+        if entry.name.endswith(WEIGHT_SUFFIX) and len(entry.shape) == 2
+    ]
+    taken = [layer for layer in layers if LinearRules().takes_name(layer)]
+    return (taken or layers or ["model.layers.0.mlp.up_proj"])[0]
 
 
 def make_plan(
