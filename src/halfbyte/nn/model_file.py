@@ -14,7 +14,7 @@ from torch import nn
 from halfbyte.errors import CheckpointError
 from halfbyte.formats.halfbyte_file import HalfbyteFile, LazyTensors, write_halfbyte_file
 from halfbyte.nn.module_places import list_places, replace_module
-from halfbyte.nn.w4a4_linear import W4A4Linear
+from halfbyte.nn.w4a4_linear import W4A4Linear, choose_part_dtype
 
 _TIES_KEY = "halfbyte_tied_tensors"
 _MAX_NAMED = 8  # names that one error message lists
@@ -67,7 +67,7 @@ def load_model(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
         state = {name: others[name] for name in others}
     for name, record in records.items():
         old = model.get_submodule(name)
-        replace_module(model, old, W4A4Linear.from_record(record, dtype=_choose_dtype(old)))
+        replace_module(model, old, W4A4Linear.from_record(record, choose_part_dtype(old)))
     for name, source in ties.items():
         state[name] = state[source]
     is_meta = any(tensor.is_meta for tensor in model.state_dict().values())
@@ -155,9 +155,3 @@ def _read_ties(file: HalfbyteFile, path: str | os.PathLike[str]) -> dict[str, st
 def _list_prefixes(model: nn.Module, modules: Iterable[nn.Module]) -> tuple[str, ...]:
     """Return "name." for every place of the modules; a shared linear has several."""
     return tuple(f"{name}." for module in modules for name in list_places(model, module))
-
-
-def _choose_dtype(old: nn.Module) -> torch.dtype | None:
-    """Return the model's half dtype, or None where the file's own dtypes serve."""
-    dtype = old.weight.dtype if isinstance(old, nn.Linear) else None
-    return dtype if dtype in (torch.float16, torch.bfloat16) else None

@@ -30,7 +30,7 @@ from halfbyte.nn.module_places import replace_module
 from halfbyte.nn.progress import OnProgress, ProgressClock, showing
 from halfbyte.nn.report import LinearReport, QuantizationReport, measure_linear
 from halfbyte.nn.resume import ResumeState
-from halfbyte.nn.w4a4_linear import W4A4Linear
+from halfbyte.nn.w4a4_linear import W4A4Linear, choose_part_dtype
 from halfbyte.peak_memory import read_peak_memory_bytes
 from halfbyte.svdquant.linear_rules import LinearRules
 from halfbyte.svdquant.presets import SVDQuantPreset, get_preset
@@ -227,10 +227,7 @@ class _Surgery:
 def _replace(model: nn.Module, name: str, record: QuantizedLinear) -> None:
     """Put the 4-bit module wherever the model holds the linear called `name`."""
     old = model.get_submodule(name)
-    assert isinstance(old, nn.Linear)
-    weight_dtype = old.weight.dtype
-    dtype = weight_dtype if weight_dtype in (torch.float16, torch.bfloat16) else None
-    replace_module(model, old, W4A4Linear.from_record(record, dtype=dtype))
+    replace_module(model, old, W4A4Linear.from_record(record, choose_part_dtype(old)))
 
 
 class _Input:

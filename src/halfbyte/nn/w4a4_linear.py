@@ -107,9 +107,7 @@ class W4A4Linear(nn.Module):
         if not isinstance(linear, nn.Linear):
             raise FormatError(f"linear: {type(linear).__name__}, wanted torch.nn.Linear")
         record = _quantize_linear(linear, preset, statistics)
-        half = linear.weight.dtype in (torch.float16, torch.bfloat16)
-        dtype = linear.weight.dtype if half else None
-        module = cls.from_record(record, dtype=dtype).to(linear.weight.device)
+        module = cls.from_record(record, choose_part_dtype(linear)).to(linear.weight.device)
         return module.train(linear.training)
 
     @classmethod
@@ -254,6 +252,16 @@ class W4A4Linear(nn.Module):
                 f"state at {prefix!r} is {spec.encode()}, this W4A4Linear is {self.spec.encode()}; "
                 "build the module from that state with W4A4Linear.from_state_dict"
             )
+
+
+def choose_part_dtype(module: nn.Module) -> torch.dtype | None:
+    """Return the dtype that the 16/32-bit parts take when a 4-bit linear replaces `module`.
+
+    That of an fp16 or bf16 nn.Linear: then x needs no conversion. None, for as they are, beside a
+    wider weight and for any other module.
+    """
+    dtype = module.weight.dtype if isinstance(module, nn.Linear) else None
+    return dtype if dtype in (torch.float16, torch.bfloat16) else None
 
 
 def _apply_to_bytes(fn: Callable[..., Any], tensor: torch.Tensor) -> torch.Tensor:
