@@ -95,3 +95,12 @@ def test_quantize_model_names_a_preset_and_a_calibration_that_it_cannot_take() -
             quantize_model(nn.Linear(64, 64), preset, progress=False)  # type: ignore[arg-type]
     with pytest.raises(FormatError, match="called with tuple, wanted a tensor"):
         quantize_model(nn.Sequential(nn.Linear(64, 64)), calibration=[((x,),)], progress=False)
+
+
+def test_calibration_without_rows_counts_as_none() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64))
+    report = quantize_model(model, calibration=torch.empty(0, 64), progress=False)
+    assert report.uncalibrated == ("0",)
+    assert not report.layers[0].is_calibrated
+    assert report.layers[0].relative_error > 0

@@ -144,11 +144,12 @@ class _Surgery:
         columns = {name: self._linear(name).in_features for name in linears if name not in reached}
         records: dict[str, QuantizedLinear] = {}
         for group in [*groups, *self.rules.group_linears(columns)]:
-            is_reached = walk is not None and group[0] in reached
-            if walk is not None and not is_reached:
-                self.uncalibrated += group
             with _naming(group):
-                statistics = self._gather(group, walk) if walk and is_reached else None
+                statistics = self._gather(group, walk) if walk and group[0] in reached else None
+                if statistics is not None and not statistics.num_rows:
+                    statistics = None  # reached by batches of no rows alone
+                if walk is not None and statistics is None:
+                    self.uncalibrated += group
                 records |= self._quantize_group(group, statistics)
             self.clock.advance(", ".join(group), len(group))
         return records
