@@ -257,3 +257,24 @@ def test_state_holds_tensors_alone_under_the_names_of_the_parts() -> None:
     state = make_module(("nvfp4", "nvfp4_static")).state_dict()
     assert set(state) == {*PART_NAMES, "_extra_state"}
     assert all(isinstance(value, torch.Tensor) for value in state.values())
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [("weight_global_scale", -1.0), ("weight_global_scale", float("nan")), ("smooth", -2.0)],
+)
+def test_a_state_with_values_that_no_quantizer_writes_is_refused(part: str, value: float) -> None:
+    module = make_module()
+    state = module.state_dict()
+    state[part] = torch.full_like(state[part], value)
+    with pytest.raises(RuntimeError, match=part):
+        make_module(seed=3).load_state_dict(state)
+    with pytest.raises(CheckpointError, match=part):
+        W4A4Linear.from_state_dict(state)
+
+
+def test_a_state_with_a_nan_block_scale_is_refused() -> None:
+    state = make_module().state_dict()
+    state["weight_scales"] = torch.full_like(state["weight_scales"], 0x7F)  # E4M3 NaN
+    with pytest.raises(RuntimeError, match="scale"):
+        make_module(seed=3).load_state_dict(state)

@@ -22,6 +22,7 @@ from halfbyte.errors import CheckpointError, FormatError
 from halfbyte.formats.dtypes import FLOAT_DTYPES
 from halfbyte.formats.packing import view_as_bytes
 from halfbyte.formats.quantize_plan import check_dense
+from halfbyte.formats.halfbyte_layer import check_linear_values
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.ops.checks import check_float_dtype
 from halfbyte.ops.linear_parts import (
@@ -131,8 +132,8 @@ class W4A4Linear(nn.Module):
     def from_state_dict(cls, state: Mapping[str, Any], prefix: str = "") -> Self:
         """Return the module whose state is under `prefix`, whatever its format and parts are.
 
-        Raises CheckpointError naming keys that are missing or unknown, FormatError for tensors
-        that do not fit the format.
+        Raises CheckpointError naming keys that are missing or unknown and values that no sound
+        quantizer writes, FormatError for tensors that do not fit the format.
         """
         keys = [key for key in state if key.startswith(prefix)]
         known = {prefix + name for name in (*PART_NAMES, _EXTRA_STATE)}
@@ -147,7 +148,9 @@ class W4A4Linear(nn.Module):
         parts = [state.get(prefix + name, torch.empty(0)) for name in PART_NAMES]
         for name, part in zip(PART_NAMES, parts, strict=True):
             check_dense(prefix + name, part)
-        return cls(make_linear(parts, spec))
+        record = make_linear(parts, spec)
+        check_linear_values(prefix.removesuffix(".") or "state", record)
+        return cls(record)
 
     def to_record(self) -> QuantizedLinear:
         """Return the canonical record; its tensors are this module's buffers, not copies."""
@@ -232,6 +235,12 @@ class W4A4Linear(nn.Module):
             error_msgs.extend(problems)
             return
         super()._load_from_state_dict(state_dict, prefix, *arguments)
+        if self.weight_data.is_meta:
+            return
+        try:  # a negative or NaN scale would not fail later, it would be wrong
+            check_linear_values(prefix.removesuffix(".") or "state", self.to_record())
+        except CheckpointError as error:
+            error_msgs.append(str(error))
 
     def _list_dtype_problems(self, state_dict: Mapping[str, Any], prefix: str) -> list[str]:
         problems = []
