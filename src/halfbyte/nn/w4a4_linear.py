@@ -20,9 +20,9 @@ from torch import nn
 
 from halfbyte.errors import CheckpointError, FormatError
 from halfbyte.formats.dtypes import FLOAT_DTYPES
+from halfbyte.formats.halfbyte_layer import check_linear_values
 from halfbyte.formats.packing import view_as_bytes
 from halfbyte.formats.quantize_plan import check_dense
-from halfbyte.formats.halfbyte_layer import check_linear_values
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.ops.checks import check_float_dtype
 from halfbyte.ops.linear_parts import (
