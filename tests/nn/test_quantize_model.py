@@ -220,7 +220,8 @@ def test_width_of_no_whole_block_and_any_rank_equal_the_reference(rank: int) -> 
     assert record_of(model, "0").rank == rank
     x = torch.randn(9, 2 * 3420)[:, :3420]  # rows lie apart
     assert_close_to_reference(model(x), x, record_of(model, "0"))
-    assert torch.equal(model(x.expand(4, 9, 3420))[3], model(x))
+    # not the same bits: torch's product, without the library, orders sums by the number of rows
+    assert_close_to_reference(model(x.expand(4, 9, 3420))[3], x, record_of(model, "0"))
 
 
 @pytest.mark.parametrize("is_training", [True, False])
