@@ -76,8 +76,9 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup
-	@for program in $(filter-out benchmarks/timing.py,$(wildcard benchmarks/*.py)); do \
+bench: setup setup-peers
+	$(PEERS_VENV)/bin/python benchmarks/quantize_nvfp4.py
+	@for program in $(filter-out %/timing.py %/quantize_nvfp4.py,$(wildcard benchmarks/*.py)); do \
 		echo "== $$program"; $(BIN)/python $$program || exit 1; done
 
 clean:

@@ -157,3 +157,8 @@ def test_layers_that_read_their_linears_weights_are_left_out_and_still_run() -> 
     assert "encoder.layers.0.linear1" in report.left_out
     with torch.no_grad():
         assert model(x).shape == x.shape
+
+
+def test_a_model_that_is_itself_a_linear_is_refused_with_the_way_out() -> None:
+    with pytest.raises(FormatError, match=r"W4A4Linear\.from_linear"):
+        quantize(nn.Linear(128, 128), None)

@@ -26,7 +26,8 @@ _EPILOG = (
 app = typer.Typer(
     name="halfbyte",
     help=(
-        "4-bit inference in Python: quantize real checkpoints with SVDQuant and run them.\n\n"
+        "4-bit inference in Python: quantize real checkpoints with SVDQuant, look into them, see "
+        "what it costs. halfbyte.nn.load_model runs them.\n\n"
         "Examples: `halfbyte doctor`, `halfbyte demo`, "
         "`halfbyte quantize model.safetensors out.safetensors`."
     ),

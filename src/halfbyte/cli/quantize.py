@@ -67,7 +67,11 @@ def quantize(
         bool, typer.Option("--json", help="Print the result as one JSON object.")
     ] = False,
 ) -> None:
-    """Quantize every linear of a model with SVDQuant, without data and in little memory."""
+    """Quantize the linears of a model with SVDQuant, without data and in little memory.
+
+    All but embeddings, output heads, routers and linears narrower than 64. The default preset
+    keeps activations wide (weight-only); an `..._svdquant_r32` preset makes them 4-bit too.
+    """
     from halfbyte.svdquant.linear_rules import LinearRules
     from halfbyte.svdquant.quantize_file import QuantizeFileRequest
 
@@ -160,6 +164,7 @@ def _print_result(result: dict[str, Any], request: "QuantizeFileRequest", consol
     table = Table(show_header=False, title=target, title_justify="left")
     before, after = totals["linear_bytes_before"], totals["linear_bytes_after"]
     table.add_row("linears", f"{totals['layers']} as {request.preset.weight_format}")
+    table.add_row("activations", request.preset.activation or "16/32-bit (weight-only)")
     table.add_row("their bytes", f"{before:,} -> {after:,} ({before / max(after, 1):.2f}x smaller)")
     table.add_row("bits per weight", f"{totals['bits_per_weight']:.3f}, scales and low rank too")
     table.add_row("relative error", f"mean {totals['mean_relative_error']:.4f}")

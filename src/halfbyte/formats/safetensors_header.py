@@ -200,7 +200,10 @@ def check_header_length(path: Path, prefix: bytes, file_bytes: int) -> int:
     """Return the header length in `prefix`, checked against the limits and the file's length."""
     (length,) = struct.unpack("<Q", prefix)
     if prefix[:4] == GGUF_MAGIC:
-        _fail(path, "a GGUF file", "a safetensors file")
+        raise CheckpointError(
+            f"{path}: got a GGUF file, wanted a safetensors file; this version quantizes "
+            "safetensors alone, convert the model or take its original"
+        )
     if length > MAX_HEADER_BYTES:
         _fail(path, f"header length {length}", f"at most {MAX_HEADER_BYTES} bytes")
     if length < 2:

