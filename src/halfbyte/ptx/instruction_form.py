@@ -1,0 +1,126 @@
+"""What one full instruction form means to the tools: its operands, its handler, how it converges.
+
+A form is keyed by its full dotted text (`add.sat.s32`), as the PTX ISA document spells it. The
+operand pattern is a string of items separated by spaces, in textual order:
+
+    =b32          destination register of 32 bits (b8 b16 b32 b64 b128 pred)
+    b32           source: register, immediate or symbol
+    =b32*4, b32*4 vector of four, `{a, b, c, d}`; a lone register is accepted for `*1`
+    =pred|pred    pair `p|q`; the second may be absent
+    [b32], [b64]  address `[register + offset]` with a base of that width
+    [b64,{b32*3}] tensor address `[map, {c0, c1, c2}]`
+    ?item         the item may be absent (only at the end)
+    label, imm, func, any
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+Convergence = Literal["none", "aligned", "membermask"]
+
+WIDTHS = {"b8": 8, "b16": 16, "b32": 32, "b64": 64, "b128": 128, "pred": 1}
+
+# The register width of every PTX type; sub-32-bit types live zero-extended in 32-bit lanes.
+TYPE_WIDTHS = {
+    "pred": "pred",
+    **dict.fromkeys(("b8", "u8", "s8", "e4m3", "e5m2"), "b8"),
+    **dict.fromkeys(("b16", "u16", "s16", "f16", "bf16"), "b16"),
+    **dict.fromkeys(("b32", "u32", "s32", "f32", "f16x2", "bf16x2", "tf32"), "b32"),
+    **dict.fromkeys(("u16x2", "s16x2", "u8x4", "s8x4", "b8x4", "b16x2"), "b32"),
+    **dict.fromkeys(("b64", "u64", "s64", "f64", "f32x2"), "b64"),
+    "b128": "b128",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OperandPattern:
+    """One item of a form's operand pattern; `kind` says how the syntax looks, `width` the bits."""
+
+    kind: Literal["value", "pair", "address", "tensor_address", "label", "imm", "func", "any"]
+    width: str = "b32"
+    count: int = 1
+    is_vector: bool = False
+    is_destination: bool = False
+    is_optional: bool = False
+    second_width: str = ""  # pairs: width of the second; tensor addresses: width of a coordinate
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionForm:
+    """One full instruction form and everything the tools know about it.
+
+    `handler` names the routine of the virtual GPU's core; `attributes` are the integers that tell
+    it which variant this is. `convergence` says which lanes must arrive together: all live lanes
+    of the warp ("aligned"), or those in the instruction's membermask ("membermask": the last
+    `b32` source of the pattern unless `membermask_operand` counts another from zero).
+    """
+
+    name: str
+    family: str
+    operands: str
+    handler: str
+    attributes: tuple[int, ...] = ()
+    convergence: Convergence = "none"
+    membermask_operand: int = -1
+    terminates: bool = False
+
+    @property
+    def patterns(self) -> tuple[OperandPattern, ...]:
+        """The parsed operand pattern."""
+        return parse_operand_patterns(self.operands)
+
+
+_ITEM = re.compile(
+    r"(?P<optional>\?)?(?P<destination>=)?(?:"
+    r"\[(?P<map>b32|b64),\{(?P<coordinate>b\d+)\*(?P<coordinates>\d)\}\]"
+    r"|\[(?P<address>b32|b64)\]"
+    r"|(?P<width>b8|b16|b32|b64|b128|pred)(?:\|(?P<second>b8|b16|b32|b64|pred))?(?:\*(?P<count>\d+))?"
+    r"|(?P<word>label|imm|func|any))"
+)
+
+
+@lru_cache(maxsize=None)
+def parse_operand_patterns(text: str) -> tuple[OperandPattern, ...]:
+    """Return the items of an operand pattern, e.g. of `"=b32|pred b32 ?[b64]"`.
+
+    Raises ValueError for a pattern this language does not know: a mistake in the forms.
+    """
+    return tuple(_parse_item(item) for item in text.split())
+
+
+def _parse_item(item: str) -> OperandPattern:
+    match = _ITEM.fullmatch(item)
+    if match is None:
+        raise ValueError(f"operand pattern {item!r} is not in the pattern language")
+    flags = {
+        "is_destination": bool(match["destination"]),
+        "is_optional": bool(match["optional"]),
+    }
+    if match["map"]:
+        count = int(match["coordinates"])
+        return OperandPattern(
+            "tensor_address", match["map"], count, second_width=match["coordinate"], **flags
+        )
+    if match["address"]:
+        return OperandPattern("address", match["address"], **flags)
+    if match["second"]:
+        return OperandPattern("pair", match["width"], second_width=match["second"], **flags)
+    if match["width"]:
+        count = int(match["count"] or 1)
+        return OperandPattern("value", match["width"], count, bool(match["count"]), **flags)
+    return OperandPattern(match["word"], **flags)  # type: ignore[arg-type]
+
+
+def index_forms(*families: Iterable[InstructionForm]) -> dict[str, InstructionForm]:
+    """Return the forms of all families keyed by full name; a name given twice is a ValueError."""
+    forms: dict[str, InstructionForm] = {}
+    for family in families:
+        for form in family:
+            parse_operand_patterns(form.operands)
+            if form.name in forms:
+                raise ValueError(f"instruction form {form.name!r} is listed twice")
+            forms[form.name] = form
+    return forms

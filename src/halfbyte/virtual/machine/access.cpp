@@ -1,0 +1,310 @@
+// Checked memory access: global memory by registered buffer, the other spaces by their windows.
+#include "machine/access.h"
+
+#include <algorithm>
+
+#include "machine/simulation.h"
+
+namespace halfbyte::gpu {
+
+namespace {
+
+constexpr uint32_t kReservedSharedBytes = 1024;
+
+unsigned long long wide(uint64_t value) { return static_cast<unsigned long long>(value); }
+
+const char* verb(bool is_write) { return is_write ? "writes" : "reads"; }
+
+uint32_t rank_of(uint32_t address) { return address >> kSharedRankShift; }
+uint32_t offset_of(uint32_t address) { return address & kSharedOffsetMask; }
+
+[[noreturn]] void fault_outside(const Warp& warp, const Instruction& in, int lane, uint64_t address,
+                                uint64_t bytes, const char* what) {
+  raise_fault(warp, in, lane, "out-of-bounds",
+              format_text("%s %llu bytes at 0x%llx, outside every buffer: %s", what, wide(bytes),
+                          wide(address), warp.simulation->memory.describe_nearest(address).c_str()));
+}
+
+uint8_t* access_param(Warp& warp, const Instruction& in, int lane, uint64_t offset, uint32_t bytes,
+                      bool is_write) {
+  const LaunchConfig& config = warp.simulation->config;
+  if (is_write) {
+    raise_fault(warp, in, lane, "read-only",
+                format_text("lane %d writes %u bytes at offset %llu of the kernel's parameters, "
+                            "which are read-only", lane, bytes, wide(offset)));
+  }
+  if (offset + bytes > config.parameter_bytes) {
+    raise_fault(warp, in, lane, "out-of-bounds",
+                format_text("lane %d reads %u bytes at offset %llu of the kernel's parameters, which "
+                            "have %u bytes", lane, bytes, wide(offset), config.parameter_bytes));
+  }
+  return const_cast<uint8_t*>(config.parameters) + offset;
+}
+
+uint8_t* access_local(Warp& warp, const Instruction& in, int lane, uint64_t offset, uint32_t bytes,
+                      bool is_write) {
+  const uint32_t size = warp.program->local_bytes;
+  if (offset + bytes > size) {
+    raise_fault(warp, in, lane, "out-of-bounds",
+                format_text("lane %d %s %u bytes at offset %llu of its local memory, which has %u "
+                            "bytes", lane, verb(is_write), bytes, wide(offset), size));
+  }
+  return warp.local + static_cast<size_t>(lane) * size + offset;
+}
+
+}  // namespace
+
+void check_alignment(const Warp& warp, const Instruction& in, int lane, uint64_t address,
+                     uint32_t alignment, const char* what) {
+  if ((address & (alignment - 1)) == 0) return;
+  raise_fault(warp, in, lane, "misaligned",
+              format_text("%s at 0x%llx is not aligned to %u bytes", what, wide(address), alignment));
+}
+
+const Allocation& check_global_range(Warp& warp, const Instruction& in, int lane, uint64_t address,
+                                     uint64_t bytes, bool is_write, const char* what) {
+  const Allocation* found = warp.simulation->memory.find(address);
+  if (!found) fault_outside(warp, in, lane, address, bytes, what);
+  if (found->is_freed) {
+    raise_fault(warp, in, lane, "use-after-free",
+                format_text("%s %llu bytes at 0x%llx of %s, which was freed", what, wide(bytes),
+                            wide(address), found->name.c_str()));
+  }
+  if (bytes > found->end - address) {
+    raise_fault(warp, in, lane, "out-of-bounds",
+                format_text("%s %llu bytes at 0x%llx, %llu bytes more than %s holds from there (%llu "
+                            "bytes at 0x%llx)", what, wide(bytes), wide(address),
+                            wide(bytes - (found->end - address)), found->name.c_str(),
+                            wide(found->end - found->begin), wide(found->begin)));
+  }
+  if (is_write && found->is_read_only) {
+    raise_fault(warp, in, lane, "read-only",
+                format_text("%s %llu bytes at 0x%llx of %s, which is read-only", what, wide(bytes),
+                            wide(address), found->name.c_str()));
+  }
+  return *found;
+}
+
+void check_shared_range(const Warp& warp, const Instruction& in, int lane, const Cta& cta,
+                        uint32_t offset, uint32_t bytes, const char* what) {
+  if (offset < kReservedSharedBytes) {
+    raise_fault(warp, in, lane, "out-of-bounds",
+                format_text("%s %u bytes at shared offset 0x%x of CTA rank %u, in the first %u bytes, "
+                            "which are reserved", what, bytes, offset, cta.rank,
+                            kReservedSharedBytes));
+  }
+  if (static_cast<uint64_t>(offset) + bytes > cta.shared_bytes) {
+    raise_fault(warp, in, lane, "out-of-bounds",
+                format_text("%s %u bytes at shared offset 0x%x of CTA rank %u, whose shared memory "
+                            "ends at 0x%x", what, bytes, offset, cta.rank, cta.shared_bytes));
+  }
+}
+
+void note_conflict(Warp& warp, const Instruction& in, int lane, Cta& cta, bool is_write,
+                   uint32_t first, uint32_t last) {
+  if (cta.in_flight.empty()) return;
+  const FlightRange* other = cta.in_flight.find_conflict(false, is_write, first, last);
+  if (!other) return;
+  const bool other_writes = other->resource == Resource::kSharedWrite;
+  warp.simulation->findings.add(
+      is_write ? "write-in-flight" : "read-in-flight",
+      format_text("%s shared memory [0x%x, 0x%x) of CTA rank %u while the asynchronous operation that "
+                  "warp %d issued at cycle %.0f (instruction %d) still %s [0x%x, 0x%x)",
+                  verb(is_write), first, last, cta.rank, other->warp, other->issued_at,
+                  other->instruction, verb(other_writes), other->first, other->last),
+      warp.place(in, lane));
+}
+
+Cta& Warp::shared_cta(const Instruction& in, int lane, uint32_t address) {
+  const uint32_t rank = rank_of(address);
+  if (rank == cta->rank) return *cta;
+  auto& ctas = cta->cluster->ctas;
+  if (rank >= ctas.size()) {
+    raise_fault(*this, in, lane, "out-of-bounds",
+                format_text("shared address 0x%08x names CTA rank %u of a cluster of %zu", address,
+                            rank, ctas.size()));
+  }
+  Cta& remote = *ctas[rank];
+  if (remote.live_warps == 0) {
+    simulation->findings.add("shared-of-exited-cta",
+                             format_text("accesses shared memory of CTA rank %u of the cluster, whose "
+                                         "threads have all exited", rank),
+                             place(in, lane));
+  }
+  return remote;
+}
+
+uint8_t* Warp::access_shared(const Instruction& in, int lane, uint32_t address, uint32_t bytes,
+                             bool is_write) {
+  Cta& target = shared_cta(in, lane, address);
+  const uint32_t offset = offset_of(address);
+  const char* what = is_write ? "the store writes" : "the load reads";
+  check_shared_range(*this, in, lane, target, offset, bytes, what);
+  if ((bytes & (bytes - 1)) == 0) check_alignment(*this, in, lane, offset, bytes, "the shared access");
+  note_conflict(*this, in, lane, target, is_write, offset, offset + bytes);
+  return target.shared + offset;
+}
+
+uint8_t* Warp::access(const Instruction& in, int lane, uint64_t address, uint32_t bytes,
+                      bool is_write) {
+  const uint64_t window = address & kWindowMask;
+  const bool is_window = (window & (window - 1)) == 0 && (address & ~kWindowMask) >> 56 == 0;
+  if (window && is_window) {
+    const uint64_t offset = address & ~kWindowMask;
+    if (window == kSharedWindow && offset >> 32 == 0) {
+      return access_shared(in, lane, static_cast<uint32_t>(offset), bytes, is_write);
+    }
+    check_alignment(*this, in, lane, offset, bytes, "the access");
+    if (window == kParamWindow) return access_param(*this, in, lane, offset, bytes, is_write);
+    if (window == kLocalWindow) return access_local(*this, in, lane, offset, bytes, is_write);
+  }
+  const char* what = is_write ? "the store writes" : "the load reads";
+  const Allocation& found = check_global_range(*this, in, lane, address, bytes, is_write, what);
+  if ((bytes & (bytes - 1)) == 0) check_alignment(*this, in, lane, address, bytes, "the access");
+  cached_begin = found.begin;
+  cached_end = found.end;
+  cached_is_read_only = found.is_read_only;
+  return reinterpret_cast<uint8_t*>(address);
+}
+
+namespace {
+
+// Addresses of all lanes, those outside the mask set to the first lane's.
+struct alignas(64) LaneAddresses {
+  uint64_t at[kLanes];
+  uint64_t lowest;
+  uint64_t highest;
+  uint64_t bits;  // or of all: tells a misaligned lane
+};
+
+LaneAddresses read_addresses(const Warp& warp, const LaneAccess& access) {
+  LaneAddresses result;
+  const uint64_t offset = static_cast<uint64_t>(static_cast<int64_t>(access.offset));
+  if (access.is_wide) {
+    const uint64_t* source = warp.read64(access.slot);
+    for (int lane = 0; lane < kLanes; ++lane) result.at[lane] = source[lane] + offset;
+  } else {
+    const uint32_t* source = warp.read32(access.slot);
+    const uint32_t narrow = static_cast<uint32_t>(access.offset);
+    for (int lane = 0; lane < kLanes; ++lane) result.at[lane] = source[lane] + narrow;
+  }
+  if (access.mask != kFullMask) {
+    const uint64_t first = result.at[first_lane(access.mask)];
+    for (int lane = 0; lane < kLanes; ++lane) {
+      result.at[lane] = (access.mask >> lane & 1) ? result.at[lane] : first;
+    }
+  }
+  uint64_t lowest = result.at[0], highest = result.at[0], bits = 0;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    lowest = std::min(lowest, result.at[lane]);
+    highest = std::max(highest, result.at[lane]);
+    bits |= result.at[lane];
+  }
+  result.lowest = lowest;
+  result.highest = highest;
+  result.bits = bits;
+  return result;
+}
+
+void fill_others(uint32_t mask, LanePointers& pointers) {
+  uint8_t* first = pointers.at[first_lane(mask)];
+  for_lanes(~mask, [&](int lane) { pointers.at[lane] = first; });
+}
+
+void locate_one_by_one(Warp& warp, const Instruction& in, const LaneAccess& access,
+                       const LaneAddresses& addresses, uint64_t window, LanePointers& pointers) {
+  for (uint32_t rest = access.mask; rest; rest &= rest - 1) {
+    const int lane = first_lane(rest);
+    const uint64_t address = window ? (addresses.at[lane] & ~kWindowMask) | window : addresses.at[lane];
+    pointers.at[lane] = warp.access(in, lane, address, access.bytes, access.is_write);
+  }
+  if (access.mask != kFullMask) fill_others(access.mask, pointers);
+}
+
+void locate_global(Warp& warp, const Instruction& in, const LaneAccess& access,
+                   const LaneAddresses& addresses, LanePointers& pointers) {
+  const bool is_aligned = (addresses.bits & (access.bytes - 1)) == 0;
+  for (int attempt = 0; is_aligned && attempt < 2; ++attempt) {
+    if (addresses.lowest >= warp.cached_begin && addresses.highest < warp.cached_end &&
+        warp.cached_end - addresses.highest >= access.bytes &&
+        !(access.is_write && warp.cached_is_read_only)) {
+      std::memcpy(pointers.at, addresses.at, sizeof(addresses.at));
+      return;
+    }
+    if (attempt == 0) {
+      const Allocation* found = warp.simulation->memory.find(addresses.lowest);
+      if (!found || found->is_freed) break;
+      warp.cached_begin = found->begin;
+      warp.cached_end = found->end;
+      warp.cached_is_read_only = found->is_read_only;
+    }
+  }
+  locate_one_by_one(warp, in, access, addresses, 0, pointers);
+}
+
+void locate_shared(Warp& warp, const Instruction& in, const LaneAccess& access,
+                   const LaneAddresses& addresses, LanePointers& pointers) {
+  const uint32_t lowest = static_cast<uint32_t>(addresses.lowest);
+  const uint32_t highest = static_cast<uint32_t>(addresses.highest);
+  const Cta& cta = *warp.cta;
+  const uint32_t end = offset_of(highest) + access.bytes;
+  const bool is_plain = rank_of(lowest) == cta.rank && rank_of(highest) == cta.rank &&
+                        (addresses.bits & (access.bytes - 1)) == 0 &&
+                        offset_of(lowest) >= kReservedSharedBytes && end <= cta.shared_bytes &&
+                        (addresses.lowest ^ addresses.highest) >> 32 == 0;
+  if (is_plain && (cta.in_flight.empty() ||
+                   !cta.in_flight.find_conflict(false, access.is_write, offset_of(lowest), end))) {
+    const uint64_t start = reinterpret_cast<uint64_t>(cta.shared);
+    uint64_t* at = reinterpret_cast<uint64_t*>(pointers.at);
+    for (int lane = 0; lane < kLanes; ++lane) {
+      at[lane] = start + (addresses.at[lane] & kSharedOffsetMask);
+    }
+    return;
+  }
+  locate_one_by_one(warp, in, access, addresses, kSharedWindow, pointers);
+}
+
+void locate_local(Warp& warp, const Instruction& in, const LaneAccess& access,
+                  const LaneAddresses& addresses, LanePointers& pointers) {
+  const uint64_t size = warp.program->local_bytes;
+  const bool is_plain = (addresses.bits & (access.bytes - 1)) == 0 &&
+                        (addresses.highest & ~kWindowMask) + access.bytes <= size &&
+                        addresses.lowest >> 56 == addresses.highest >> 56;
+  if (!is_plain) return locate_one_by_one(warp, in, access, addresses, kLocalWindow, pointers);
+  for (int lane = 0; lane < kLanes; ++lane) {
+    pointers.at[lane] = warp.local + static_cast<uint64_t>(lane) * size +
+                        (addresses.at[lane] & ~kWindowMask);
+  }
+}
+
+}  // namespace
+
+void locate_lanes(Warp& warp, const Instruction& in, Space space, const LaneAccess& access,
+                  LanePointers& pointers) {
+  const LaneAddresses addresses = read_addresses(warp, access);
+  switch (space) {
+    case Space::kShared: return locate_shared(warp, in, access, addresses, pointers);
+    case Space::kLocal: return locate_local(warp, in, access, addresses, pointers);
+    case Space::kParam:
+      return locate_one_by_one(warp, in, access, addresses, kParamWindow, pointers);
+    default: break;
+  }
+  const uint64_t lowest = addresses.lowest & kWindowMask;
+  if (lowest == 0 && (addresses.highest & kWindowMask) == 0) {
+    return locate_global(warp, in, access, addresses, pointers);
+  }
+  if (space == Space::kGeneric && lowest == kSharedWindow &&
+      addresses.lowest >> 32 == addresses.highest >> 32 && addresses.lowest >> 32 == lowest >> 32) {
+    return locate_shared(warp, in, access, addresses, pointers);
+  }
+  if (space == Space::kGlobal || space == Space::kConst) {
+    const int lane = first_lane(lanes_where(access.mask, [&](int at) {
+      return (addresses.at[at] & kWindowMask) != 0;
+    }));
+    fault_outside(warp, in, lane, addresses.at[lane], access.bytes,
+                  access.is_write ? "the store writes" : "the load reads");
+  }
+  locate_one_by_one(warp, in, access, addresses, 0, pointers);
+}
+
+}  // namespace halfbyte::gpu

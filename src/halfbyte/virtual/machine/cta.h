@@ -1,0 +1,65 @@
+// CTAs and clusters: what their threads share.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "machine/barriers.h"
+#include "machine/in_flight.h"
+#include "machine/memory.h"
+
+namespace halfbyte::gpu {
+
+struct Warp;
+struct Cluster;
+struct Simulation;
+
+// 128 lanes x 512 columns of 32 bits. Allocation state is per CTA (PTX ISA, "tcgen05.alloc").
+struct TensorMemory {
+  static constexpr uint32_t kLanes = 128;
+  static constexpr uint32_t kColumns = 512;
+  std::vector<uint32_t> cells;  // [lane][column]; poisoned when made
+  std::vector<int32_t> owner;   // per column: first column of its allocation, or -1
+  bool permit_relinquished = false;
+  WaitQueue queue;  // tcgen05.alloc that waits for columns
+  uint32_t* row(uint32_t lane) { return cells.data() + lane * kColumns; }
+};
+
+// In-order queue of asynchronous tensor work (tcgen05 of one CTA or pair, wgmma of one warp group).
+struct AsyncPipe {
+  double free_at = 0;    // cycles; when the last operation queued completes
+  uint64_t pending = 0;  // operations not complete
+};
+
+struct Cta {
+  Simulation* simulation = nullptr;
+  Cluster* cluster = nullptr;
+  uint32_t rank = 0;
+  uint32_t id[3] = {0, 0, 0};
+  uint8_t* shared = nullptr;  // 1024-byte aligned; offset 0 is the reserved first KiB
+  uint32_t shared_bytes = 0;  // one past the last valid offset
+  std::vector<std::unique_ptr<Warp>> warps;
+  uint32_t live_warps = 0;
+  std::unordered_map<uint32_t, Mbarrier> mbarriers;  // by shared offset
+  NamedBarrier named[16];
+  InFlight in_flight;
+  std::unique_ptr<TensorMemory> tensor_memory;  // made on first use
+  AsyncPipe tensor_pipe;
+  uint64_t async_operations = 0;  // of any kind, not complete
+
+  ~Cta();
+  TensorMemory& tmem();
+  // The mbarrier at `offset`, or nullptr when none was initialised there.
+  Mbarrier* find_mbarrier(uint32_t offset);
+};
+
+struct Cluster {
+  uint32_t id[3] = {0, 0, 0};
+  std::vector<std::unique_ptr<Cta>> ctas;
+  uint32_t live_ctas = 0;
+  ClusterBarrier barrier;
+};
+
+}  // namespace halfbyte::gpu
