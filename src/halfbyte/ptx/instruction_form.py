@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from halfbyte.ptx.syntax import Address, Immediate, Pair, TensorAddress, Vector
+
 Convergence = Literal["none", "aligned", "membermask"]
 
 WIDTHS = {"b8": 8, "b16": 16, "b32": 32, "b64": 64, "b128": 128, "pred": 1}
@@ -66,6 +68,9 @@ class InstructionForm:
     convergence: Convergence = "none"
     membermask_operand: int = -1
     terminates: bool = False
+    # Forms of the same name whose operands are spelled otherwise (a matrix in shared or in tensor
+    # memory, optional operands in the middle); `choose_form` picks by the syntax.
+    alternatives: tuple["InstructionForm", ...] = ()
 
     @property
     def patterns(self) -> tuple[OperandPattern, ...]:
@@ -114,12 +119,52 @@ def _parse_item(item: str) -> OperandPattern:
     return OperandPattern(match["word"], **flags)  # type: ignore[arg-type]
 
 
+def choose_form(form: InstructionForm, operands: tuple[object, ...]) -> InstructionForm:
+    """Return `form` or that of its alternatives whose operand pattern the syntax has.
+
+    `operands` are operands of the syntax tree. Where none fits, it is `form` itself: lowering then
+    says what is wrong with the operands.
+    """
+    if form.alternatives:
+        for candidate in (form, *form.alternatives):
+            if is_spelled_as(candidate.patterns, operands):
+                return candidate
+    return form
+
+
+def is_spelled_as(patterns: tuple[OperandPattern, ...], operands: tuple[object, ...]) -> bool:
+    """Whether operands of the syntax tree have the kinds, counts and optional ends of a pattern."""
+    needed = sum(not pattern.is_optional for pattern in patterns)
+    if not needed <= len(operands) <= len(patterns):
+        return False
+    return all(map(_is_operand_spelled_as, patterns, operands))
+
+
+def _is_operand_spelled_as(pattern: OperandPattern, operand: object) -> bool:
+    match operand:
+        case Address():
+            return pattern.kind in ("address", "any")
+        case TensorAddress():
+            return pattern.kind in ("tensor_address", "any")
+        case Vector(items=items):
+            return pattern.is_vector and len(items) == pattern.count
+        case Immediate():
+            is_scalar = pattern.kind == "value" and not pattern.is_vector
+            return pattern.kind in ("imm", "any") or (is_scalar and pattern.width != "pred")
+        case Pair():
+            return pattern.kind == "pair"
+        case _:
+            is_lone = pattern.kind == "value" and (not pattern.is_vector or pattern.count == 1)
+            return is_lone or pattern.kind in ("pair", "label", "func", "any")
+
+
 def index_forms(*families: Iterable[InstructionForm]) -> dict[str, InstructionForm]:
     """Return the forms of all families keyed by full name; a name given twice is a ValueError."""
     forms: dict[str, InstructionForm] = {}
     for family in families:
         for form in family:
-            parse_operand_patterns(form.operands)
+            for alternative in (form, *form.alternatives):
+                parse_operand_patterns(alternative.operands)
             if form.name in forms:
                 raise ValueError(f"instruction form {form.name!r} is listed twice")
             forms[form.name] = form
