@@ -25,6 +25,18 @@ class UsageError(HalfbyteError, ValueError):
     """Arguments that contradict each other or the disk; the command line exits 2 on it."""
 
 
+class PtxError(HalfbyteError, ValueError):
+    """PTX text that breaks the language, or a construct that the tools do not know.
+
+    `line` is where in the text, from 1; 0 where no line is to blame.
+    """
+
+    def __init__(self, message: str, line: int = 0) -> None:
+        """Keep the line beside the message."""
+        super().__init__(message)
+        self.line = line
+
+
 def printable(name: str) -> str:
     """Return `name` with control characters escaped: a hostile name must not steer a terminal."""
     return "".join(
