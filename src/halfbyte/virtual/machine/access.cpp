@@ -115,6 +115,16 @@ void note_conflict(Warp& warp, const Instruction& in, int lane, Cta& cta, bool i
       warp.place(in, lane));
 }
 
+void note_mbarrier_overwrite(Warp& warp, const Instruction& in, int lane, Cta& cta, uint32_t first,
+                             uint32_t last) {
+  const Mbarrier* barrier = cta.mbarrier_in(first, last);
+  if (!barrier) return;
+  warp.simulation->findings.add("mbarrier-overwritten",
+                                format_text("writes shared memory [0x%x, 0x%x), which holds a live %s",
+                                            first, last, describe_mbarrier(*barrier).c_str()),
+                                warp.place(in, lane));
+}
+
 Cta& Warp::shared_cta(const Instruction& in, int lane, uint32_t address) {
   const uint32_t rank = rank_of(address);
   if (rank == cta->rank) return *cta;
@@ -142,6 +152,7 @@ uint8_t* Warp::access_shared(const Instruction& in, int lane, uint32_t address, 
   check_shared_range(*this, in, lane, target, offset, bytes, what);
   if ((bytes & (bytes - 1)) == 0) check_alignment(*this, in, lane, offset, bytes, "the shared access");
   note_conflict(*this, in, lane, target, is_write, offset, offset + bytes);
+  if (is_write) note_mbarrier_overwrite(*this, in, lane, target, offset, offset + bytes);
   return target.shared + offset;
 }
 
@@ -246,14 +257,15 @@ void locate_shared(Warp& warp, const Instruction& in, const LaneAccess& access,
                    const LaneAddresses& addresses, LanePointers& pointers) {
   const uint32_t lowest = static_cast<uint32_t>(addresses.lowest);
   const uint32_t highest = static_cast<uint32_t>(addresses.highest);
-  const Cta& cta = *warp.cta;
+  Cta& cta = *warp.cta;
   const uint32_t end = offset_of(highest) + access.bytes;
   const bool is_plain = rank_of(lowest) == cta.rank && rank_of(highest) == cta.rank &&
                         (addresses.bits & (access.bytes - 1)) == 0 &&
                         offset_of(lowest) >= kReservedSharedBytes && end <= cta.shared_bytes &&
                         (addresses.lowest ^ addresses.highest) >> 32 == 0;
-  if (is_plain && (cta.in_flight.empty() ||
-                   !cta.in_flight.find_conflict(false, access.is_write, offset_of(lowest), end))) {
+  if (is_plain && (cta.in_flight.empty() || !cta.in_flight.find_conflict(
+                                                false, access.is_write, offset_of(lowest), end)) &&
+      !(access.is_write && cta.mbarrier_in(offset_of(lowest), end))) {
     const uint64_t start = reinterpret_cast<uint64_t>(cta.shared);
     uint64_t* at = reinterpret_cast<uint64_t*>(pointers.at);
     for (int lane = 0; lane < kLanes; ++lane) {
@@ -286,6 +298,9 @@ void locate_lanes(Warp& warp, const Instruction& in, Space space, const LaneAcce
     case Space::kShared: return locate_shared(warp, in, access, addresses, pointers);
     case Space::kLocal: return locate_local(warp, in, access, addresses, pointers);
     case Space::kParam:
+      if ((addresses.lowest & kWindowMask) == kLocalWindow) {  // parameters of a called function
+        return locate_local(warp, in, access, addresses, pointers);
+      }
       return locate_one_by_one(warp, in, access, addresses, kParamWindow, pointers);
     default: break;
   }

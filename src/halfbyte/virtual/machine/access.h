@@ -37,6 +37,10 @@ void locate_lanes(Warp& warp, const Instruction& in, Space space, const LaneAcce
 void note_conflict(Warp& warp, const Instruction& in, int lane, Cta& cta, bool is_write,
                    uint32_t first, uint32_t last);
 
+// Adds a finding when a write of [first, last) meets a live mbarrier.
+void note_mbarrier_overwrite(Warp& warp, const Instruction& in, int lane, Cta& cta, uint32_t first,
+                             uint32_t last);
+
 // Faults unless [address, address + bytes) lies in one live buffer (writable for a write). `what`
 // starts the message: "the tensor map's box".
 const Allocation& check_global_range(Warp& warp, const Instruction& in, int lane, uint64_t address,
