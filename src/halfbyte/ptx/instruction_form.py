@@ -10,12 +10,16 @@ operand pattern is a string of items separated by spaces, in textual order:
     [b32], [b64]  address `[register + offset]` with a base of that width
     [b64,{b32*3}] tensor address `[map, {c0, c1, c2}]`
     ?item         the item may be absent (only at the end)
-    label, imm, func, any
+    label         a label, or the name of a `.branchtargets` table (its labels, in order)
+    imm, func, any
+
+Where one text has several operand shapes (`mov.b64 %rd, %rd` and `mov.b64 %rd, {%r, %r}`), the
+family lists one form per shape under the same name; the first that fits an instruction is taken.
 """
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -159,13 +163,19 @@ def _is_operand_spelled_as(pattern: OperandPattern, operand: object) -> bool:
 
 
 def index_forms(*families: Iterable[InstructionForm]) -> dict[str, InstructionForm]:
-    """Return the forms of all families keyed by full name; a name given twice is a ValueError."""
-    forms: dict[str, InstructionForm] = {}
-    for family in families:
-        for form in family:
-            for alternative in (form, *form.alternatives):
-                parse_operand_patterns(alternative.operands)
-            if form.name in forms:
-                raise ValueError(f"instruction form {form.name!r} is listed twice")
-            forms[form.name] = form
-    return forms
+    """Return the forms of all families by full name; further shapes are `alternatives` of the first.
+
+    Raises ValueError where a name is given twice with the same operands.
+    """
+    shapes: dict[str, list[InstructionForm]] = {}
+    for form in (form for family in families for form in family):
+        same_name = shapes.setdefault(form.name, [])
+        for shape in (form, *form.alternatives):
+            parse_operand_patterns(shape.operands)
+            if any(shape.operands == other.operands for other in same_name):
+                raise ValueError(f"instruction form {form.name!r} ({shape.operands}) is listed twice")
+            same_name.append(shape)
+    return {
+        name: replace(first, alternatives=tuple(rest)) if rest else first
+        for name, (first, *rest) in shapes.items()
+    }

@@ -1,0 +1,140 @@
+"""The compiled core at work: a program handed over once, launches run to their end."""
+
+import ctypes
+import json
+import sys
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from halfbyte.arch import Gpu
+from halfbyte.errors import UsageError
+from halfbyte.virtual.library import (
+    ConstantRecord,
+    LaunchConfig,
+    PrintCallback,
+    ProgramSizes,
+    load_core,
+    take_text,
+)
+from halfbyte.virtual.lowering import Program
+from halfbyte.virtual.report import LaunchReport, read_result
+
+if TYPE_CHECKING:
+    from halfbyte.virtual.device import Device, LaunchOptions, LaunchShape
+
+
+class LoadedProgram:
+    """A program and its copy inside the core."""
+
+    def __init__(self, program: Program) -> None:
+        """Hand the arrays over. Raises UsageError where the core lacks a routine they name."""
+        core = load_core()
+        self.program = program
+        sizes = ProgramSizes(
+            len(program.instructions),
+            program.operands.size,
+            program.attributes.size,
+            len(program.constants),
+            program.register_slots,
+            program.num_predicates,
+            program.static_shared_end,
+            program.local_bytes,
+        )
+        constants = (ConstantRecord * len(program.constants))(*program.constants)
+        missing = ctypes.c_void_p()
+        pointer = core.hb_program_create(
+            ctypes.byref(sizes),
+            np.ascontiguousarray(program.instructions).ctypes.data,
+            program.operands.ctypes.data,
+            program.attributes.ctypes.data,
+            constants,
+            "\n".join(program.handlers).encode(),
+            ctypes.byref(missing),
+        )
+        if not pointer:
+            names = take_text(core, missing.value or 0).split()
+            raise UsageError(
+                f"{program.name}: the core of the virtual GPU lacks {', '.join(names)}: "
+                "rebuild halfbyte"
+            )
+        self.pointer: int = pointer
+        self._finalizer = weakref.finalize(self, core.hb_program_destroy, pointer)
+
+
+def run_launch(
+    device: "Device",
+    loaded: LoadedProgram,
+    shape: "LaunchShape",
+    parameters: bytes,
+    options: "LaunchOptions",
+) -> LaunchReport:
+    """Return the report of one launch whose sizes were checked.
+
+    Raises KernelFault, Deadlock or Livelock where the kernel does not end as it should.
+    """
+    core = load_core()
+    printed = _make_print_callback(options)
+    config = _make_config(device.gpu, loaded.program, shape, parameters, options)
+    config.print = printed
+    start = time.perf_counter()
+    pointer = core.hb_launch(loaded.pointer, device.memory.pointer, ctypes.byref(config))
+    seconds = time.perf_counter() - start
+    result = json.loads(take_text(core, pointer))
+    return read_result(loaded.program, shape, result, seconds)
+
+
+def _make_print_callback(options: "LaunchOptions") -> ctypes._FuncPointer:
+    write = options.print_text or sys.stdout.write
+
+    def print_bytes(text: "ctypes._Pointer[ctypes.c_char]", nbytes: int) -> None:
+        write(ctypes.string_at(text, nbytes).decode("utf-8", "replace"))
+
+    return PrintCallback(print_bytes)
+
+
+def _make_config(
+    gpu: Gpu,
+    program: Program,
+    shape: "LaunchShape",
+    parameters: bytes,
+    options: "LaunchOptions",
+) -> LaunchConfig:
+    return LaunchConfig(
+        grid=shape.grid,
+        block=shape.block,
+        cluster=shape.cluster,
+        dynamic_shared_bytes=shape.dynamic_shared,
+        max_resident_clusters=count_resident_clusters(gpu, program, shape),
+        num_sms=gpu.num_sms,
+        parameters=parameters,
+        parameter_bytes=len(parameters),
+        adversarial_try_wait=options.adversarial_try_wait,
+        livelock_instructions=options.livelock_instructions,
+        max_instructions=options.max_instructions,
+        num_threads=max(1, options.num_threads),
+        shared_poison=options.shared_poison,
+        latency_seed=options.latency_seed,
+        reverse_warps=options.reverse_warps,
+        max_shared_bytes=gpu.shared_bytes_per_cta,
+        tensor_memory_columns=gpu.tensor_memory_columns,
+        compute_capability=gpu.number,
+    )
+
+
+def count_resident_clusters(gpu: Gpu, program: Program, shape: "LaunchShape") -> int:
+    """Return how many clusters run at once: threads, CTA slots and shared memory of the SMs.
+
+    Registers are not counted: how many a thread needs is decided after PTX.
+    """
+    threads = int(np.prod(shape.block))
+    warps = -(-threads // gpu.warp_size)
+    shared = max(program.static_shared_end, gpu.reserved_shared_bytes) + shape.dynamic_shared
+    ctas_per_sm = min(
+        gpu.max_ctas_per_sm,
+        gpu.max_warps_per_sm // warps,
+        gpu.shared_bytes_per_sm // shared,
+    )
+    return max(1, gpu.num_sms * max(1, ctas_per_sm) // int(np.prod(shape.cluster)))
