@@ -1,7 +1,7 @@
 """The instruction forms known, one module per family, keyed by full dotted name.
 
-`INSTRUCTION_FORMS` is made on first use from the modules of this folder: their `FORMS` tuples, and a
-`resolve` function where a family has more spellings than a list can hold (cache operators, memory
+`INSTRUCTION_FORMS` is made on first use from the modules of this folder: their `FORMS` tuples, and
+a `resolve` function where a family has more spellings than a list can hold (cache operators, memory
 order, scope). Iteration gives the listed forms alone; a look-up knows both.
 """
 

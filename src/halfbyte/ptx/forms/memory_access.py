@@ -1,7 +1,7 @@
 """Loads and stores (PTX ISA, "ld", "ldu", "st", "st.async", "st.bulk", "red.async").
 
-Attributes of ld and st: state space, 1 for signed components, bits of the data registers, 1 for a
-64-bit address. Memory order, scope and cache operators change nothing that a sequential machine
+Attributes of ld and st: state space, 1 for a 64-bit address. Lowering widens what is loaded into a
+wider register. Memory order, scope and cache operators change nothing that a sequential machine
 shows, so the grammar accepts and drops them.
 """
 
@@ -56,7 +56,9 @@ ASYNC_GROUPS = (
     VECTOR_GROUP,
     TYPE_GROUP,
 )
-REDUCTIONS = ("inc", "dec", "min", "max", "and", "or", "xor", "add")
+# Reductions and element types as machine/reduction.h numbers them.
+REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
+ELEMENTS = {"u32": 0, "s32": 1, "u64": 2, "b32": 0, "b64": 2}
 
 
 def resolve(name: str) -> InstructionForm | None:
@@ -89,9 +91,7 @@ def _make_access(
     hint = " ?b64" if modifiers["hint"] else ""
     is_load = stem != "st"
     operands = f"={value} {address}{hint}" if is_load else f"{address} {value}{hint}"
-    attributes = (SPACES.get(space, GENERIC), int(type_name[0] == "s"), max(bits, 32), int(is_wide))
-    if is_load and type_name[0] == "s" and bits < 16:
-        attributes = (attributes[0], 1, 16, attributes[3])
+    attributes = (SPACES.get(space, GENERIC), int(is_wide))
     handler = f"{'ld' if is_load else 'st'}.{bits // 8}x{count}"
     return InstructionForm(name, FAMILY, operands, handler, attributes)
 
@@ -104,7 +104,7 @@ def _resolve_store_async(name: str) -> InstructionForm | None:
     count = VECTORS[modifiers["vector"][0]] if modifiers["vector"] else 1
     value = f"b{bits}*{count}" if modifiers["vector"] else f"b{bits}"
     if not modifiers["completion"]:  # .mmio.release to global memory: a plain store
-        attributes = (SPACES["global"], 0, max(bits, 32), 1)
+        attributes = (SPACES["global"], 1)
         if modifiers["space"] == ("shared::cluster",):
             return None
         return InstructionForm(
@@ -121,17 +121,12 @@ def _resolve_reduce_async(name: str) -> InstructionForm | None:
     modifiers = parse_modifiers(name, "red.async", groups)
     if modifiers is None or modifiers["vector"] or not modifiers["completion"]:
         return None
-    type_name = modifiers["type"][0].replace("b", "u")
-    if type_name not in ("u32", "s32", "u64"):
+    type_name = modifiers["type"][0]
+    if type_name not in ELEMENTS:
         return None
-    width = f"b{BITS[type_name]}"
-    return InstructionForm(
-        name,
-        FAMILY,
-        f"[b32] {width} [b32]",
-        f"red.async.{type_name}",
-        (REDUCTIONS.index(modifiers["operation"][0]),),
-    )
+    attributes = (REDUCTIONS.index(modifiers["operation"][0]), ELEMENTS[type_name])
+    operands = f"[b32] b{BITS[type_name]} [b32]"
+    return InstructionForm(name, FAMILY, operands, "red.async", attributes)
 
 
 def _list_names() -> Iterator[str]:
@@ -165,8 +160,8 @@ _ZERO_FILL = tuple(
     InstructionForm(f"st.bulk{weak}{space}", FAMILY, f"{address} b64 ?b64", "st.bulk", attributes)
     for weak in ("", ".weak")
     for space, address, attributes in (
-        ("", "[b64]", (GENERIC, 0, 64, 1)),
-        (".shared::cta", "[b32]", (SPACES["shared"], 0, 64, 0)),
+        ("", "[b64]", (GENERIC, 1)),
+        (".shared::cta", "[b32]", (SPACES["shared"], 0)),
     )
 )
 

@@ -47,63 +47,34 @@ inline void scatter_lanes(uint32_t mask, const LanePointers& pointers, const Lan
   });
 }
 
-// How a component narrower than its register is widened: PTX ISA, "ld": sign extension for .s
-// types, zero extension for all others, up to the width of the destination register.
-struct Widening {
-  bool is_signed;
-  int64_t register_bits;
-};
-
-// Writes component `position` of `count` of all lanes into the register at `slot`.
-template <int Unit, class Register, class Value>
+// Writes component `position` of `count` of all lanes into a register; narrow ones zero-extended.
+template <class Register, class Value>
 inline void write_component(uint32_t mask, Register* __restrict__ target,
                             const Value* __restrict__ source, int position, int count) {
-  for_lanes(mask, [&](int lane) {
-    target[lane] = static_cast<Register>(source[lane * count + position]);
-  });
+  for_lanes(mask, [&](int lane) { target[lane] = source[lane * count + position]; });
 }
 
 template <int Unit, int Count>
-inline void write_components(Warp& warp, const int32_t* slots, uint32_t mask, const uint8_t* bytes,
-                             const Widening& widening) {
-  using Value = Unsigned<Unit>;
-  using Signed = std::make_signed_t<Value>;
-  const Value* source = reinterpret_cast<const Value*>(bytes);
-  const Signed* extended = reinterpret_cast<const Signed*>(bytes);
+inline void write_components(Warp& warp, const int32_t* slots, uint32_t mask, const uint8_t* bytes) {
+  const auto* source = reinterpret_cast<const Unsigned<Unit>*>(bytes);
   for (int i = 0; i < Count; ++i) {
-    if (Unit == 8 || widening.register_bits == 64) {
-      uint64_t* target = warp.write64(slots[i]);
-      if (widening.is_signed) {
-        write_component<Unit>(mask, reinterpret_cast<int64_t*>(target), extended, i, Count);
-      } else {
-        write_component<Unit>(mask, target, source, i, Count);
-      }
-      continue;
-    }
-    uint32_t* target = warp.write32(slots[i]);
-    if (Unit < 4 && widening.is_signed) {
-      write_component<Unit>(mask, reinterpret_cast<int32_t*>(target), extended, i, Count);
-      if (widening.register_bits == 16) {
-        for_lanes(mask, [&](int lane) { target[lane] &= 0xFFFFu; });
-      }
+    if constexpr (Unit == 8) {
+      write_component(mask, warp.write64(slots[i]), source, i, Count);
     } else {
-      write_component<Unit>(mask, target, source, i, Count);
+      write_component(mask, warp.write32(slots[i]), source, i, Count);
     }
   }
 }
 
-// Reads component `i` of every lane from the registers into `bytes`.
+// Reads the components of every lane from the registers into `bytes`.
 template <int Unit, int Count>
-inline void read_components(const Warp& warp, const int32_t* slots, int64_t register_bits,
-                            uint8_t* bytes) {
+inline void read_components(const Warp& warp, const int32_t* slots, uint8_t* bytes) {
   using Value = Unsigned<Unit>;
   Value* __restrict__ target = reinterpret_cast<Value*>(bytes);
   for (int i = 0; i < Count; ++i) {
-    if (Unit == 8 || register_bits == 64) {
+    if constexpr (Unit == 8) {
       const uint64_t* __restrict__ source = warp.read64(slots[i]);
-      for (int lane = 0; lane < kLanes; ++lane) {
-        target[lane * Count + i] = static_cast<Value>(source[lane]);
-      }
+      for (int lane = 0; lane < kLanes; ++lane) target[lane * Count + i] = source[lane];
     } else {
       const uint32_t* __restrict__ source = warp.read32(slots[i]);
       for (int lane = 0; lane < kLanes; ++lane) {

@@ -1,11 +1,9 @@
 // ld, ldu and st of every state space, st.async, red.async and st.bulk.
 //
-// Attributes: state space, 1 for signed components, width of the data registers in bits, 1 when the
-// address register has 64 bits.
-#include <type_traits>
-
+// Attributes: state space, 1 when the address register has 64 bits.
 #include "exec/lane_memory.h"
 #include "machine/barriers.h"
+#include "machine/reduction.h"
 #include "machine/simulation.h"
 
 namespace halfbyte::gpu {
@@ -15,14 +13,10 @@ namespace {
 constexpr double kRemoteStoreLatency = 200;  // cycles, distributed shared memory
 
 Space space_of(const Instruction& in) { return static_cast<Space>(in.attributes[0]); }
-Widening widening_of(const Instruction& in) {
-  return {in.attributes[1] != 0, in.attributes[2]};
-}
-
 LaneAccess make_access(const Instruction& in, uint32_t mask, uint32_t bytes, bool is_write,
                        int address_operand) {
   return {mask, bytes, is_write, in.operands[address_operand], in.operands[address_operand + 1],
-          in.attributes[3] != 0};
+          in.attributes[1] != 0};
 }
 
 template <int Unit, int Count>
@@ -31,12 +25,12 @@ Outcome load(Warp& warp, const Instruction& in, uint32_t mask) {
   LanePointers pointers;
   locate_lanes(warp, in, space_of(in), make_access(in, mask, kBytes, false, Count), pointers);
   if (mask == kFullMask && is_contiguous<kBytes>(pointers)) {
-    write_components<Unit, Count>(warp, in.operands, mask, pointers.at[0], widening_of(in));
+    write_components<Unit, Count>(warp, in.operands, mask, pointers.at[0]);
     return Outcome::kNext;
   }
   LaneBytes<kBytes> bytes;
   gather_lanes(pointers, bytes);
-  write_components<Unit, Count>(warp, in.operands, mask, bytes.data, widening_of(in));
+  write_components<Unit, Count>(warp, in.operands, mask, bytes.data);
   return Outcome::kNext;
 }
 
@@ -48,11 +42,11 @@ Outcome store(Warp& warp, const Instruction& in, uint32_t mask) {
   locate_lanes(warp, in, space, make_access(in, mask, kBytes, true, 0), pointers);
   if (space != Space::kLocal && space != Space::kParam) warp.simulation->note_progress();
   if (mask == kFullMask && is_contiguous<kBytes>(pointers)) {
-    read_components<Unit, Count>(warp, in.operands + 2, in.attributes[2], pointers.at[0]);
+    read_components<Unit, Count>(warp, in.operands + 2, pointers.at[0]);
     return Outcome::kNext;
   }
   LaneBytes<kBytes> bytes;
-  read_components<Unit, Count>(warp, in.operands + 2, in.attributes[2], bytes.data);
+  read_components<Unit, Count>(warp, in.operands + 2, bytes.data);
   scatter_lanes(mask, pointers, bytes);
   return Outcome::kNext;
 }
@@ -64,7 +58,7 @@ Outcome load_b128(Warp& warp, const Instruction& in, uint32_t mask) {
   LaneBytes<16> bytes;
   gather_lanes(pointers, bytes);
   const int32_t halves[2] = {in.operands[0], in.operands[0] + 2};
-  write_components<8, 2>(warp, halves, mask, bytes.data, {false, 64});
+  write_components<8, 2>(warp, halves, mask, bytes.data);
   return Outcome::kNext;
 }
 
@@ -128,7 +122,7 @@ template <int Unit, int Count>
 Outcome store_async(Warp& warp, const Instruction& in, uint32_t mask) {
   constexpr int kBytes = Unit * Count;
   LaneBytes<kBytes> bytes;
-  read_components<Unit, Count>(warp, in.operands + 2, Unit * 8, bytes.data);
+  read_components<Unit, Count>(warp, in.operands + 2, bytes.data);
   const uint32_t* base = warp.read32(in.operands[0]);
   const uint32_t* barrier = warp.read32(in.operands[2 + Count]);
   Simulation* simulation = warp.simulation;
@@ -148,45 +142,23 @@ Outcome store_async(Warp& warp, const Instruction& in, uint32_t mask) {
   return Outcome::kNext;
 }
 
-enum class Reduction : int64_t { kInc, kDec, kMin, kMax, kAnd, kOr, kXor, kAdd };
-
-template <class Value>
-Value combine(Reduction operation, Value old, Value value) {
-  using Bits = std::make_unsigned_t<Value>;
-  switch (operation) {
-    case Reduction::kInc: return old >= value ? 0 : old + 1;
-    case Reduction::kDec: return (old == 0 || old > value) ? value : old - 1;
-    case Reduction::kMin: return old < value ? old : value;
-    case Reduction::kMax: return old > value ? old : value;
-    case Reduction::kAnd: return old & value;
-    case Reduction::kOr: return old | value;
-    case Reduction::kXor: return old ^ value;
-    default: return static_cast<Value>(static_cast<Bits>(old) + static_cast<Bits>(value));
-  }
-}
-
-// red.async [a], b, [mbar]. Attribute 0 is the reduction.
-template <class Value>
+// red.async [a], b, [mbar]. Attribute 0 is the reduction, attribute 1 the type.
 Outcome reduce_async(Warp& warp, const Instruction& in, uint32_t mask) {
-  constexpr uint32_t kBytes = sizeof(Value);
-  LaneBytes<kBytes> bytes;
-  read_components<kBytes, 1>(warp, in.operands + 2, kBytes * 8, bytes.data);
-  const Reduction reduction = static_cast<Reduction>(in.attributes[0]);
+  const auto element = static_cast<Element>(in.attributes[1]);
+  const ReduceElements reduce = find_reduction(static_cast<Reduction>(in.attributes[0]), element);
+  const uint32_t bytes = element_bytes(element);
   const uint32_t* base = warp.read32(in.operands[0]);
   const uint32_t* barrier = warp.read32(in.operands[3]);
   Simulation* simulation = warp.simulation;
   for_lanes(mask, [&](int lane) {
     const RemoteOperation operation = begin_remote(
-        warp, in, lane, base[lane] + in.operands[1], barrier[lane] + in.operands[4], kBytes);
-    Value value;
-    std::memcpy(&value, bytes.data + lane * kBytes, kBytes);
+        warp, in, lane, base[lane] + in.operands[1], barrier[lane] + in.operands[4], bytes);
+    const uint64_t value =
+        bytes == 8 ? warp.read64(in.operands[2])[lane] : warp.read32(in.operands[2])[lane];
     simulation->schedule(warp.time + simulation->latency(kRemoteStoreLatency),
-                         [simulation, operation, value, reduction] {
-                           uint8_t* target = operation.cta->shared + operation.offset;
-                           Value old;
-                           std::memcpy(&old, target, sizeof(Value));
-                           old = combine(reduction, old, value);
-                           std::memcpy(target, &old, sizeof(Value));
+                         [simulation, operation, value, reduce] {
+                           reduce(operation.cta->shared + operation.offset,
+                                  reinterpret_cast<const uint8_t*>(&value), 1);
                            finish_remote(*simulation, operation);
                          });
   });
@@ -195,13 +167,12 @@ Outcome reduce_async(Warp& warp, const Instruction& in, uint32_t mask) {
 
 // st.bulk [a], size, 0: zeros shared memory; the size is a multiple of 8.
 Outcome store_bulk(Warp& warp, const Instruction& in, uint32_t mask) {
-  const bool is_wide = in.attributes[3] != 0;
+  const bool is_wide = in.attributes[1] != 0;
   for (uint32_t rest = mask; rest; rest &= rest - 1) {
     const int lane = first_lane(rest);
     const uint64_t base = is_wide ? warp.read64(in.operands[0])[lane] : warp.read32(in.operands[0])[lane];
     const uint32_t address = static_cast<uint32_t>(base + static_cast<int64_t>(in.operands[1]));
-    const uint64_t bytes = in.attributes[2] == 64 ? warp.read64(in.operands[2])[lane]
-                                                  : warp.read32(in.operands[2])[lane];
+    const uint64_t bytes = warp.read64(in.operands[2])[lane];
     if (bytes % 8 || bytes > kSharedOffsetMask) {
       raise_fault(warp, in, lane, "bad-size",
                   format_text("st.bulk of %llu bytes; the size must be a multiple of 8 below 16 MiB",
@@ -247,9 +218,7 @@ HALFBYTE_HANDLER("st.async.4x2", (store_async<4, 2>));
 HALFBYTE_HANDLER("st.async.4x4", (store_async<4, 4>));
 HALFBYTE_HANDLER("st.async.8x1", (store_async<8, 1>));
 HALFBYTE_HANDLER("st.async.8x2", (store_async<8, 2>));
-HALFBYTE_HANDLER("red.async.u32", reduce_async<uint32_t>);
-HALFBYTE_HANDLER("red.async.s32", reduce_async<int32_t>);
-HALFBYTE_HANDLER("red.async.u64", reduce_async<uint64_t>);
+HALFBYTE_HANDLER("red.async", reduce_async);
 
 }  // namespace
 
