@@ -9,7 +9,8 @@ operand pattern is a string of items separated by spaces, in textual order:
     =pred|pred    pair `p|q`; the second may be absent
     [b32], [b64]  address `[register + offset]` with a base of that width
     [b64,{b32*3}] tensor address `[map, {c0, c1, c2}]`
-    ?item         the item may be absent (only at the end)
+    ?item         the item may be absent; it is present when more operands are left than the
+                  items after it need
     label         a label, or the name of a `.branchtargets` table (its labels, in order)
     imm, func, any
 

@@ -93,13 +93,16 @@ class OperandLowering:
         out = LoweredOperands()
         if len(operands) > len(patterns):
             raise MismatchError(f"{len(operands)} operands where at most {len(patterns)} are known")
+        rest = list(operands)
         for position, pattern in enumerate(patterns):
-            if position >= len(operands):
-                if not pattern.is_optional:
-                    raise MismatchError(f"operand {position + 1} is missing")
+            # An optional operand takes part when more are left than the following ones need.
+            needed = sum(not later.is_optional for later in patterns[position + 1 :])
+            if rest and (not pattern.is_optional or len(rest) > needed):
+                self._lower_operand(out, rest.pop(0), pattern, is_signed)
+            elif pattern.is_optional:
                 out.entries.extend([ABSENT] * _count_entries(pattern))
-                continue
-            self._lower_operand(out, operands[position], pattern, is_signed)
+            else:
+                raise MismatchError(f"operand {position + 1} is missing")
         return out
 
     def _lower_operand(

@@ -43,6 +43,8 @@ struct Cta {
   std::vector<std::unique_ptr<Warp>> warps;
   uint32_t live_warps = 0;
   std::unordered_map<uint32_t, Mbarrier> mbarriers;  // by shared offset
+  std::vector<uint32_t> mbarrier_offsets;            // of all that were ever initialised
+  uint32_t mbarriers_begin = UINT32_MAX, mbarriers_end = 0;  // bounds of their bytes
   NamedBarrier named[16];
   InFlight in_flight;
   std::unique_ptr<TensorMemory> tensor_memory;  // made on first use
@@ -53,6 +55,12 @@ struct Cta {
   TensorMemory& tmem();
   // The mbarrier at `offset`, or nullptr when none was initialised there.
   Mbarrier* find_mbarrier(uint32_t offset);
+  // A live mbarrier with bytes in [first, last), which an ordinary or asynchronous write must not
+  // touch; nullptr when there is none. The bounds make the usual case two comparisons.
+  Mbarrier* mbarrier_in(uint32_t first, uint32_t last) {
+    return last <= mbarriers_begin || first >= mbarriers_end ? nullptr : find_mbarrier_in(first, last);
+  }
+  Mbarrier* find_mbarrier_in(uint32_t first, uint32_t last);
 };
 
 struct Cluster {

@@ -63,6 +63,16 @@ void Warp::branch(uint32_t taken, int32_t target) {
   stop = -1;
 }
 
+void Warp::split_off(uint32_t lanes, int32_t position) {
+  if (lanes == 0) return;
+  Fragment other = fragment();
+  other.mask = lanes;
+  other.pc = position;
+  fragment().mask &= ~lanes;
+  fragments[num_fragments++] = other;
+  stop = -1;
+}
+
 void Warp::exit_lanes(uint32_t mask) {
   live &= ~mask;
   Fragment& running = fragment();
@@ -74,6 +84,7 @@ void Warp::exit_lanes(uint32_t mask) {
     if (waits_for_convergence(fragments[i])) fragments[i].state = FragmentState::kReady;
   }
   stop = -1;
+  if (live) release_exited_warp(*this);  // a whole warp's exit: Simulation::retire_warp
 }
 
 void Warp::remove_fragment(int position) {

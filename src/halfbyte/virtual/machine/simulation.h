@@ -108,6 +108,8 @@ struct Simulation {
   uint64_t next_order_ = 0;
   Warp* running_ = nullptr;
   double end_time_ = 0;
+  uint64_t progress_at_expiry_ = UINT64_MAX;  // when try_waits were last told that their time is over
+  int idle_rounds_ = 0;                       // expiries since then without progress
   uint64_t next_cluster_ = 0;
   uint64_t num_clusters_ = 0;
   uint64_t jitter_state_ = 0;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -44,6 +45,7 @@ struct Fragment {
   uint32_t back_edges = 0;
   uint64_t arrived_generation = 0;  // scratch of the barrier the fragment waits on
   bool has_arrived = false;         // ditto: arrived, waiting for the others
+  uint64_t refused_wait = 0;        // the wait that an adversarial try_wait has refused once
   Wait wait;
 };
 
@@ -73,6 +75,9 @@ struct Warp {
   // asynchronous copies; pending wgmma groups.
   std::shared_ptr<void> copy_groups;
   std::shared_ptr<void> wgmma_groups;
+  // barrier.cluster: lanes that have arrived and not waited, and the parity of their generation.
+  uint32_t cluster_arrived = 0, cluster_parity = 0;
+  std::map<uint32_t, WarpBarrier> warp_barriers;  // bar.warp.sync, by membermask
 
   ~Warp();
 
@@ -99,6 +104,9 @@ struct Warp {
   // Control flow of the current fragment.
   void branch(uint32_t taken, int32_t target);
   void exit_lanes(uint32_t mask);
+  // Makes a ready fragment at `position` of some lanes of the current one, which stays where it is:
+  // lanes whose guard is false must not sleep with the others.
+  void split_off(uint32_t lanes, int32_t position);
   // Chooses the fragment to run and merges those that stand at the same instruction; false when
   // every fragment waits.
   bool choose_fragment();
