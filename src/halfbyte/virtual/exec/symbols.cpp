@@ -42,6 +42,20 @@ Outcome widen_b32(Warp& warp, const Instruction& in, uint32_t mask) {
   return Outcome::kNext;
 }
 
+// Attribute 0: bits of the source, which are signed; attribute 1: bits of the destination register.
+Outcome extend_b32(Warp& warp, const Instruction& in, uint32_t mask) {
+  const uint32_t* from = warp.read32(in.operands[1]);
+  uint32_t* out = warp.write32(in.operands[0]);
+  const int shift = 32 - static_cast<int>(in.attributes[0]);
+  const uint32_t kept = in.attributes[1] == 32 ? 0xFFFFFFFFu : (1u << in.attributes[1]) - 1;
+  for_lanes(mask, [&](int lane) {
+    const auto high = static_cast<int32_t>(from[lane] << shift);
+    out[lane] = static_cast<uint32_t>(high >> shift) & kept;
+  });
+  return Outcome::kNext;
+}
+
+HALFBYTE_HANDLER("extend.b32", extend_b32);
 HALFBYTE_HANDLER("shared_address.b32", shared_address_b32);
 HALFBYTE_HANDLER("shared_address.b64", shared_address_b64);
 HALFBYTE_HANDLER("narrow.b64", narrow_b64);
