@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from halfbyte.cli import demo, doctor, inspect, quantize
+from halfbyte.cli import run as run_verb
 from halfbyte.cli.exit_codes import EXIT_CLEAN, EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_MISUSE
 from halfbyte.errors import HalfbyteError, UsageError, printable
 from halfbyte.version import __version__
@@ -57,7 +58,7 @@ def halfbyte(
     """4-bit inference in Python: quantize real checkpoints with SVDQuant and run them."""
 
 
-for _verb in (demo, quantize, inspect, doctor):
+for _verb in (demo, quantize, inspect, run_verb, doctor):
     _verb.register(app)
 
 

@@ -161,9 +161,7 @@ def _occupancy_max_active_clusters(runtime: VirtualRuntime, words: Sequence[int]
     config = LaunchConfig.from_address(words[2])
     x, y, z = find_cluster(read_attributes(config)) or (1, 1, 1)
     block_x, block_y, block_z = config.block
-    per_sm = count_resident_blocks(
-        runtime.facts, block_x * block_y * block_z, config.shared_bytes
-    )
+    per_sm = count_resident_blocks(runtime.facts, block_x * block_y * block_z, config.shared_bytes)
     _store_int(words[0], count_resident_clusters(runtime.facts, x * y * z, per_sm))
 
 

@@ -6,6 +6,7 @@ so that waiting is a no-op; errors of the virtual GPU are raised as Python excep
 """
 
 import ctypes
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,8 +32,8 @@ Table = dict[str, Callable[..., Any]]
 def patch_cuda_bindings(patches: Patches, runtime: VirtualRuntime) -> None:
     """Replace the functions of both modules, where the bindings are installed."""
     try:
-        from cuda.bindings import driver
-        from cuda.bindings import runtime as cuda_runtime
+        driver = importlib.import_module("cuda.bindings.driver")
+        cuda_runtime = importlib.import_module("cuda.bindings.runtime")
     except ImportError:
         return
     operations = _Operations(runtime)
@@ -101,9 +102,14 @@ class _Operations:
         return self.facts.memory_bytes, self.facts.memory_bytes
 
     def copy(self, target: Any, source: Any, size: int, *_: Any) -> None:
-        keep = source  # a read-only buffer must outlive a recorded copy
-        target, source = find_address(target), find_address(source)
-        self.runtime.submit(lambda: (ctypes.memmove(target, source, size), keep) and None)
+        if isinstance(source, bytes):  # a recorded copy must find it later, too
+            source = ctypes.create_string_buffer(source, len(source))
+        target_address, source_address = find_address(target), find_address(source)
+
+        def run(kept: Any = source) -> None:
+            ctypes.memmove(target_address, source_address, size)
+
+        self.runtime.submit(run)
 
     def free(self, address: Any, *_: Any) -> None:
         self.runtime.release(find_address(address))

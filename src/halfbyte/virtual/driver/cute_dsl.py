@@ -102,8 +102,7 @@ def _keep_ptx(compile_module: Callable[..., Any]) -> Callable[..., Any]:
 
 def _add_ptx_to_images(module: Any, texts: list[str]) -> None:
     """Rewrite every kernel image among the module's constants; one PTX file belongs to all."""
-    from cutlass._mlir import ir
-
+    ir = importlib.import_module("cutlass._mlir.ir")
     for operation in module.body.operations:
         attributes = operation.operation.attributes
         if operation.operation.name != "llvm.mlir.global" or "value" not in attributes:
@@ -122,7 +121,11 @@ def _choose_ptx(image: bytes, texts: list[str]) -> str:
     """Return the text whose kernels the image names; with one text there is no choice."""
 
     def count(text: str) -> int:
-        names = [line.split(".entry ")[1].split("(")[0] for line in text.splitlines() if ".entry " in line]
+        names = [
+            line.split(".entry ")[1].split("(")[0]
+            for line in text.splitlines()
+            if ".entry " in line
+        ]
         return sum(name.encode() in image for name in names)
 
     return max(texts, key=count)
@@ -151,7 +154,7 @@ def register_error(runtime: VirtualRuntime) -> None:
     """Let TVM FFI raise the stored fault for an error of `ERROR_KIND`, where it is installed."""
     if not _has_package("tvm_ffi"):
         return
-    from tvm_ffi import register_error as register
+    register = importlib.import_module("tvm_ffi").register_error
 
     def find_fault(message: str) -> BaseException:
         return runtime.take_fault() or RuntimeError(message)
@@ -169,12 +172,10 @@ def _make_cluster_query(runtime: VirtualRuntime) -> Callable[..., int]:
     return get_max_active_clusters
 
 
-def _benchmark(
-    runtime: VirtualRuntime, callable: Callable[..., Any], **options: Any
-) -> float:
+def _benchmark(runtime: VirtualRuntime, callable: Callable[..., Any], **options: Any) -> float:
     """Return the microseconds of one run of `callable`: predicted, or of this computer."""
-    generator, arguments = options.get("workspace_generator"), options.get("kernel_arguments")
-    workspace = generator() if generator is not None else arguments
+    generator = options.get("workspace_generator")
+    workspace = options["kernel_arguments"] if generator is None else generator()
     started_ms, started = runtime.clock_ms, time.perf_counter()
     callable(*workspace.args, **workspace.kwargs)
     on_device = (runtime.clock_ms - started_ms) * 1e3

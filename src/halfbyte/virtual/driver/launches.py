@@ -182,6 +182,6 @@ def _find_required_cluster(module: Any, name: str) -> Dimensions | None:
     """Return the cluster that the kernel's own directive asks for."""
     for kernel in module.syntax.kernels:
         if kernel.name == name:
-            sizes = tuple(kernel.find_directive("reqnctapercluster") or ())
-            return (*sizes, 1, 1, 1)[:3] if sizes else None  # type: ignore[return-value]
+            sizes = [*(kernel.find_directive("reqnctapercluster") or ()), 1, 1]
+            return (sizes[0], sizes[1], sizes[2]) if len(sizes) > 2 else None
     return None

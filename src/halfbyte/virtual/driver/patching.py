@@ -31,7 +31,7 @@ class Patches:
         self.set_item(os.environ, name, value)
 
     def set_present(self, owner: Any, table: MutableMapping[str, Any]) -> None:
-        """Set every attribute of `table` that `owner` already has; the others are not there to replace."""
+        """Set the attributes of `table` that `owner` has; others are not there to replace."""
         for name, value in table.items():
             if hasattr(owner, name):
                 self.set(owner, name, value)

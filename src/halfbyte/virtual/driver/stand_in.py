@@ -55,4 +55,4 @@ class StandIn:
 
     def close(self) -> None:
         """Disconnect: later calls answer "not supported"."""
-        self._library.halfbyte_set_hook(ctypes.cast(None, _HOOK))
+        self._library.halfbyte_set_hook(_HOOK())

@@ -29,10 +29,10 @@ def patch_torch(patches: Patches, runtime: VirtualRuntime) -> Callable[[], None]
     _patch_autograd(patches, mode)
     _patch_threads(patches, mode)
     patches.set(torch, "compile", _compile_nothing)
-    mode.__enter__()
+    mode.__enter__()  # type: ignore[no-untyped-call]
 
     def leave() -> None:
-        mode.__exit__(None, None, None)
+        mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         tensors.close()
 
     return leave
@@ -63,7 +63,9 @@ def _patch_constructors(patches: Patches, mode: Any) -> None:
 
     from halfbyte.virtual.driver.torch_cuda.devices import is_cuda
 
-    class Generator(torch._C.Generator):
+    generator_class: Any = torch._C.Generator
+
+    class Generator(generator_class):  # type: ignore[misc]
         """A generator of the CPU that answers to the device it was made for."""
 
         def __new__(cls, device: Any = "cpu") -> Any:
@@ -73,10 +75,10 @@ def _patch_constructors(patches: Patches, mode: Any) -> None:
 
         @property
         def device(self) -> Any:
-            return self._named  # type: ignore[attr-defined]
+            return self._named
 
     patches.set(torch, "Generator", Generator)
-    context_function = _device.DeviceContext.__torch_function__
+    context_function: Any = _device.DeviceContext.__torch_function__
 
     def call_in_context(
         self: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -84,7 +86,8 @@ def _patch_constructors(patches: Patches, mode: Any) -> None:
         if not is_cuda(self.device):
             return context_function(self, function, types, args, kwargs)
         kwargs = dict(kwargs or {})
-        if function in _device._device_constructors() and kwargs.get("device") is None:
+        constructors: Any = _device._device_constructors
+        if function in constructors() and kwargs.get("device") is None:
             kwargs["device"] = self.device
         return mode.__torch_function__(function, types, args, kwargs)
 
@@ -123,9 +126,7 @@ def _patch_operators(patches: Patches, mode: Any) -> None:
 
     def wrap(define: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(define)
-        def define_for_cpu(
-            name: Any, *rest: Any, device_types: Any = None, **keywords: Any
-        ) -> Any:
+        def define_for_cpu(name: Any, *rest: Any, device_types: Any = None, **keywords: Any) -> Any:
             function = rest[0] if rest and callable(rest[0]) else None
             keywords["device_types"] = widen(device_types)
             if function is not None:
@@ -160,7 +161,7 @@ def _patch_autograd(patches: Patches, mode: Any) -> None:
 
     from halfbyte.virtual.driver.torch_cuda.devices import list_tensors
 
-    apply = BackwardCFunction.apply
+    apply: Any = BackwardCFunction.apply
 
     def apply_in_mode(self: Any, *gradients: Any) -> Any:
         saved = list_tensors(getattr(self, "saved_tensors", ()))

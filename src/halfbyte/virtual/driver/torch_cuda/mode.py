@@ -94,7 +94,7 @@ def _get_device(mode: CudaMode, arguments: Sequence[Any], _: Mapping[str, Any]) 
     (tensor,) = arguments[:1]
     if mode.tensors.is_on_device(tensor):
         return CUDA_DEVICE
-    device: torch.device = Tensor.device.__get__(tensor)  # type: ignore[attr-defined]
+    device: torch.device = Tensor.device.__get__(tensor)
     return device
 
 
@@ -216,7 +216,7 @@ def _scaled_mm(mode: CudaMode, arguments: Sequence[Any], keywords: Mapping[str, 
 
 
 SPECIALS: dict[Any, Special] = {
-    Tensor.device.__get__: _get_device,  # type: ignore[attr-defined]
+    Tensor.device.__get__: _get_device,
     Tensor.is_cuda.__get__: _is_cuda,  # type: ignore[attr-defined]
     Tensor.is_cpu.__get__: _is_cpu,  # type: ignore[attr-defined]
     Tensor.get_device: _get_ordinal,

@@ -12,9 +12,19 @@ import torch
 from halfbyte.virtual.driver.torch_cuda.devices import list_tensors
 from halfbyte.virtual.driver.torch_cuda.tensors import shares_storage
 
+_NOT_IN_PLACE = ("__invert__", "__int__", "__index__", "__iter__", "__init__")
 _IN_PLACE_DUNDERS = ("__setitem__", "__delitem__")
 # Answers about a tensor that no replay needs.
-_QUERIES = ("__get__", "data_ptr", "size", "stride", "dim", "numel", "is_contiguous", "storage_offset")
+_QUERIES = (
+    "__get__",
+    "data_ptr",
+    "size",
+    "stride",
+    "dim",
+    "numel",
+    "is_contiguous",
+    "storage_offset",
+)
 
 
 def call_recorded(
@@ -45,9 +55,9 @@ def is_in_place(name: str, keywords: Mapping[str, Any]) -> bool:
     if keywords.get("out") is not None or name in _IN_PLACE_DUNDERS:
         return True
     is_dunder = name.startswith("__") and name.endswith("__")
-    return name.startswith("__i") and is_dunder and name not in ("__invert__", "__int__", "__index__") or (
-        name.endswith("_") and not is_dunder
-    )
+    if is_dunder:
+        return name.startswith("__i") and name not in _NOT_IN_PLACE
+    return name.endswith("_")
 
 
 def _make_replay(

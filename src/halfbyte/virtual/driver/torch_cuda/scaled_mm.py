@@ -1,7 +1,7 @@
 """torch._scaled_mm in float64: what stands for the library kernel that a CPU does not have.
 
-Formats as torch documents them: FP8 operands with scalar or per-row scales, MXFP8 (E8M0 scale per 32
-elements) and NVFP4 (E4M3 scale per 16 elements, two E2M1 values per byte, the low one first), whose
+Formats as torch documents them: FP8 operands with scalar or per-row scales, MXFP8 (E8M0 scale per
+32 elements) and NVFP4 (E4M3 scale per 16 elements, two E2M1 values per byte, the low one first);
 block scales lie in 128 x 4 tiles of 32 x 4 x 4 bytes as cuBLAS wants them.
 """
 

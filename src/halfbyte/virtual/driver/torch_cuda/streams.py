@@ -51,7 +51,7 @@ class Stream:
 
     def record_event(self, event: Any = None) -> Any:
         """Return `event`, or a fresh one, recorded now."""
-        event = event or torch.cuda.Event()
+        event = event or torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self)
         return event
 
@@ -183,7 +183,9 @@ class _CudaGraph:
 class GraphContext:
     """torch.cuda.graph(...): the capture of a block into a graph."""
 
-    def __init__(self, cuda_graph: _CudaGraph, pool: Any = None, stream: Any = None, **_: Any) -> None:
+    def __init__(
+        self, cuda_graph: _CudaGraph, pool: Any = None, stream: Any = None, **_: Any
+    ) -> None:
         """Remember the graph and the stream to capture on."""
         self._graph = cuda_graph
         self._stream = StreamContext(stream or Stream())

@@ -140,7 +140,7 @@ def _make_aligned_copy(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 def _set_storage(tensor: Tensor, storage: torch.UntypedStorage) -> None:
     """Let `tensor` keep its shape and its autograd history and live in `storage`."""
-    empty = torch.empty(0, dtype=tensor.dtype)
+    empty: Any = torch.empty(0, dtype=tensor.dtype)
     view = empty.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
     if tensor.is_inference():
         tensor.set_(view)

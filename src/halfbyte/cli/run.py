@@ -1,0 +1,110 @@
+"""`halfbyte run`: an unmodified Python program on the virtual GPU; parsing and printing only."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from halfbyte.errors import UsageError, printable
+
+if TYPE_CHECKING:
+    from halfbyte.virtual.driver.launches import LaunchRecord
+    from halfbyte.virtual.driver.program import ProgramRun
+
+_EPILOG = (
+    "Examples: `halfbyte run --gpu b200 gemm.py --mnk 512,512,256`; "
+    "`halfbyte run --json launches.json gemm.py`; `halfbyte run -m package.module`. "
+    "Options of halfbyte come before the program, those after it are the program's. "
+    "Launches and the summary are printed on stderr, so that the program's own output stays as it "
+    "is. Exit code: the program's own; 1 where the program ends with 0 but a launch has a finding "
+    "or a fault, or where an exception ends it."
+)
+_LONGEST_NAME = 60
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to `app`."""
+    settings = {"allow_interspersed_args": False, "ignore_unknown_options": True}
+    app.command(name="run", epilog=_EPILOG, context_settings=settings)(run)
+
+
+def run(
+    program: Annotated[
+        list[str],
+        typer.Argument(metavar="PROGRAM [ARGS]...", help="A Python file and its arguments."),
+    ],
+    gpu: Annotated[
+        str, typer.Option("--gpu", help="The GPU: b200, b300, h200 or rtx5090.")
+    ] = "b200",
+    is_module: Annotated[
+        bool, typer.Option("-m", help="PROGRAM is a module, as for `python -m`.")
+    ] = False,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write the run as JSON; - is a last line."),
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print findings alone, not every launch.")
+    ] = False,
+) -> None:
+    """Run a Python program with a virtual GPU as its "cuda" device and report every launch."""
+    from halfbyte.virtual.driver.program import run_program
+
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+
+    def show(record: "LaunchRecord") -> None:
+        if not quiet or record.findings or record.fault is not None:
+            _print_launch(record, console)
+
+    if json_file is not None and json_file.is_dir():
+        raise UsageError(f"--json {printable(str(json_file))} is a directory; name a file or -")
+    finished = run_program(program[0], program[1:], gpu=gpu, is_module=is_module, listener=show)
+    _print_summary(finished, console)
+    if json_file is not None:
+        _write_json(finished, json_file)
+    raise typer.Exit(finished.exit_code)
+
+
+def _write_json(finished: "ProgramRun", file: Path) -> None:
+    text = json.dumps(finished.to_json())
+    if str(file) == "-":
+        typer.echo(text)
+    else:
+        file.write_text(text + "\n", encoding="utf-8")
+
+
+def _print_launch(record: "LaunchRecord", console: Console) -> None:
+    request = record.request
+    name = request.kernel
+    if len(name) > _LONGEST_NAME:
+        name = name[: _LONGEST_NAME - 1] + "…"
+    sizes = f"grid {_join(request.grid)}, block {_join(request.block)}"
+    if request.cluster is not None:
+        sizes += f", cluster {_join(request.cluster)}"
+    work = f"{record.instructions:,} instructions, {record.seconds:.3f} s"
+    console.print(escape(f"launch {record.index}: {name}: {sizes}: {work}"))
+    for finding in record.findings:
+        console.print(f"  [yellow]finding:[/] {escape(str(finding))}")
+    if record.fault is not None:
+        kind = type(record.fault).__name__
+        console.print(f"  [bold red]{kind}:[/] {escape(str(record.fault))}")
+
+
+def _join(sizes: tuple[int, ...]) -> str:
+    return "x".join(str(size) for size in sizes)
+
+
+def _print_summary(finished: "ProgramRun", console: Console) -> None:
+    instructions = sum(record.instructions for record in finished.log)
+    seconds = sum(record.seconds for record in finished.log)
+    console.print(
+        f"{len(finished.log)} launches on {finished.gpu}: {instructions:,} instructions, "
+        f"{seconds:.2f} s, {finished.count_findings()} findings"
+    )
+    for name, count in finished.log.substitutions.items():
+        console.print(
+            escape(f"{name}: {count} calls computed by a float64 reference, not a kernel")
+        )

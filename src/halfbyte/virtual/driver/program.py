@@ -1,0 +1,185 @@
+"""Runs an unmodified Python program on the virtual GPU and says what its launches did."""
+
+import dataclasses
+import linecache
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from halfbyte.errors import HalfbyteError, UsageError
+from halfbyte.virtual.driver.launches import LaunchLog, LaunchRecord
+from halfbyte.virtual.driver.session import cuda
+
+EXIT_FINDINGS = 1
+
+
+@dataclass(frozen=True)
+class ProgramRun:
+    """What a program did.
+
+    Attributes:
+        gpu: the product it ran on.
+        program: its file or module name.
+        arguments: what it was given.
+        program_code: the exit code the program asked for; 1 for an uncaught exception.
+        log: its launches.
+    """
+
+    gpu: str
+    program: str
+    arguments: tuple[str, ...]
+    program_code: int
+    log: LaunchLog
+
+    @property
+    def exit_code(self) -> int:
+        """The program's own code; 1 where it is 0 although launches have findings or faults."""
+        return self.program_code or (EXIT_FINDINGS if self.count_findings() else 0)
+
+    def count_findings(self) -> int:
+        """Return the number of findings and faults of all launches."""
+        return sum(len(one.findings) + (one.fault is not None) for one in self.log)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the run as JSON-ready values."""
+        return {
+            "gpu": self.gpu,
+            "program": self.program,
+            "arguments": list(self.arguments),
+            "program_exit_code": self.program_code,
+            "exit_code": self.exit_code,
+            "launches": [make_launch_json(record) for record in self.log],
+            "instructions": sum(record.instructions for record in self.log),
+            "seconds": sum(record.seconds for record in self.log),
+            "findings": self.count_findings(),
+            "substituted": dict(self.log.substitutions),
+        }
+
+
+def make_launch_json(record: LaunchRecord) -> dict[str, Any]:
+    """Return one launch as JSON-ready values."""
+    request = record.request
+    return {
+        "index": record.index,
+        "kernel": request.kernel,
+        "grid": request.grid,
+        "block": request.block,
+        "cluster": request.cluster,
+        "dynamic_shared": request.dynamic_shared,
+        "instructions": record.instructions,
+        "cycles": record.cycles,
+        "seconds": record.seconds,
+        "findings": [_make_json(finding) for finding in record.findings],
+        "fault": None if record.fault is None else describe_fault(record.fault),
+    }
+
+
+def _make_json(finding: Any) -> Any:
+    if hasattr(finding, "to_json"):
+        return finding.to_json()
+    return dataclasses.asdict(finding) if dataclasses.is_dataclass(finding) else str(finding)  # type: ignore[arg-type]
+
+
+def describe_fault(fault: BaseException) -> str:
+    """Return the kind and the text of an error."""
+    return f"{type(fault).__name__}: {fault}"
+
+
+def run_program(
+    program: str,
+    arguments: Sequence[str] = (),
+    *,
+    gpu: str = "b200",
+    is_module: bool = False,
+    device: Any = None,
+    options: Any = None,
+    listener: Callable[[LaunchRecord], None] | None = None,
+    errors: TextIO | None = None,
+) -> ProgramRun:
+    """Run a Python file (or module) as `python` would and return what it did.
+
+    Its uncaught exception is printed to `errors` (None: stderr), a fault of the virtual GPU as its
+    report with the program's line.
+
+    Raises:
+        UsageError: the program does not exist.
+        MissingDependencyError: the virtual GPU is not built.
+    """
+    if not is_module and not Path(program).exists():
+        raise UsageError(f"there is no program {program!r}")
+    session = cuda(gpu, device=device, options=options)
+    session.log.listener = listener
+    saved = sys.argv, sys.path[:], sys.modules["__main__"]
+    with session:
+        try:
+            sys.argv = [program, *arguments]
+            code = _run(program, is_module, errors or sys.stderr)
+        finally:
+            sys.argv, sys.path[:], sys.modules["__main__"] = saved
+            # Tensors that outlive the session must not be finalized against a closed runtime.
+    return ProgramRun(gpu, program, tuple(arguments), code, session.log)
+
+
+def _run(program: str, is_module: bool, errors: TextIO) -> int:
+    try:
+        if is_module:
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, str(Path(program).resolve().parent))
+            runpy.run_path(program, run_name="__main__")
+    except SystemExit as stop:
+        return _read_exit_code(stop, errors)
+    except KeyboardInterrupt:
+        raise
+    except HalfbyteError as fault:
+        _print_fault(fault, errors)
+        return EXIT_FINDINGS
+    except BaseException as error:
+        _print_traceback(error, errors)
+        return EXIT_FINDINGS
+    return 0
+
+
+def _read_exit_code(stop: SystemExit, errors: TextIO) -> int:
+    if stop.code is None:
+        return 0
+    if isinstance(stop.code, int):
+        return stop.code
+    print(stop.code, file=errors)
+    return EXIT_FINDINGS
+
+
+def _print_traceback(error: BaseException, errors: TextIO) -> None:
+    """Print the traceback from the program's first line on."""
+    frames = error.__traceback__
+    while frames is not None and _is_runner(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    if frames is None:
+        frames = error.__traceback__
+    traceback.print_exception(type(error), error, frames, file=errors)
+
+
+def _is_runner(file: str) -> bool:
+    return file == __file__ or file == "<frozen runpy>" or file.endswith(f"{os.sep}runpy.py")
+
+
+def _print_fault(fault: BaseException, errors: TextIO) -> None:
+    """Print where in the program the fault was raised, then its report."""
+    own = Path(__file__).parents[2]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(fault.__traceback__)
+        if not _is_runner(frame.filename)
+        and own not in Path(frame.filename).parents
+        and "site-packages" not in frame.filename
+    ]
+    for frame in frames[-1:]:
+        line = linecache.getline(frame.filename, frame.lineno or 0).strip()
+        print(f"{frame.filename}:{frame.lineno}: {line}", file=errors)
+    print(describe_fault(fault), file=errors)
