@@ -9,6 +9,7 @@ a percent sign becomes a Register where it is declared as one.
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import NoReturn
 
 from halfbyte.errors import PtxError
 from halfbyte.ptx.special_registers import is_special_register
@@ -201,7 +202,7 @@ class _Resolver:
             for declarator, variable in zip(statement.declarators, statement, strict=True):
                 if declarator.count is not None:
                     if declarator.name in names.ranges:
-                        self._fail_twice(declarator.name, statement.line)
+                        _fail_twice(declarator.name, statement.line)
                     names.ranges[declarator.name] = (
                         declarator.count,
                         register_type,
@@ -209,21 +210,26 @@ class _Resolver:
                     )
                     continue
                 line, vector = statement.line, statement.vector
-                unique = self._bind(declarator.name, line, names, register_type, vector)
+                if statement.linkage == "extern":  # the name is that of another module's variable
+                    self._check_single(declarator.name, line, names)
+                    unique = declarator.name
+                    names.bindings[unique] = _Binding(unique)
+                else:
+                    unique = self._bind(declarator.name, line, names, register_type, vector)
                 if statement.space != "reg":
                     self.variables[unique] = replace(variable, name=unique)
 
     def _bind(
         self, name: str, line: int, names: _Names, register_type: str = "", vector: int = 1
     ) -> str:
-        if name in names.bindings:
-            self._fail_twice(name, line)
+        self._check_single(name, line, names)
         unique = self._choose_name(name, names.outer)
         names.bindings[name] = _Binding(unique, register_type, vector)
         return unique
 
-    def _fail_twice(self, name: str, line: int) -> None:
-        raise PtxError(f"line {line}: {name!r} is declared twice in one scope", line)
+    def _check_single(self, name: str, line: int, names: _Names) -> None:
+        if name in names.bindings:
+            _fail_twice(name, line)
 
     def _find(self, name: str, names: _Names) -> _Binding | None:
         scope: _Names | None = names
@@ -373,6 +379,10 @@ class _Resolver:
         if not isinstance(target, Register | Element | Symbol):
             raise _UndeclaredError(str(operand.target))
         return Address(target, operand.offset, operand.is_unified)
+
+
+def _fail_twice(name: str, line: int) -> NoReturn:
+    raise PtxError(f"line {line}: {name!r} is declared twice in one scope", line)
 
 
 class _UndeclaredError(Exception):
