@@ -138,6 +138,21 @@ void multiply_matrices(const MatrixProduct& product) {
   }
 }
 
+void multiply_eight_columns(const float* left, const float* right, uint32_t rows, uint32_t depth,
+                            float (*out)[8]) {
+  typedef float Row __attribute__((vector_size(32)));
+  for (uint32_t first = 0; first < rows; first += 8) {
+    Row sums[8] = {};
+    for (uint32_t k = 0; k < depth; ++k) {
+      Row values;
+      std::memcpy(&values, right + 8 * static_cast<size_t>(k), sizeof values);
+#pragma GCC unroll 8
+      for (uint32_t r = 0; r < 8; ++r) sums[r] += values * (left[(first + r) * depth + k] - Row{});
+    }
+    std::memcpy(out + first, sums, sizeof sums);
+  }
+}
+
 uint32_t choose_threads(uint64_t multiply_adds, uint32_t num_threads) {
   constexpr uint64_t kWorthSharing = 500'000;
   return multiply_adds < kWorthSharing ? 1 : num_threads;

@@ -65,6 +65,11 @@ struct MatrixProduct {
 
 void multiply_matrices(const MatrixProduct& product);
 
+// out[r][0 .. 8) = the sums over k < depth of left[r][k] * right[k][0 .. 8), for 8 or 16 rows: the
+// product of one warp's mma.
+void multiply_eight_columns(const float* left, const float* right, uint32_t rows, uint32_t depth,
+                            float (*out)[8]);
+
 // Rows and threads for which sharing out pays: below, the caller multiplies alone.
 uint32_t choose_threads(uint64_t multiply_adds, uint32_t num_threads);
 
