@@ -44,16 +44,6 @@ Value combine_value(Value old, Value value) {
   }
 }
 
-// PTX ISA, "atom": on global memory .add.f32 flushes subnormal inputs and results to zero.
-template <class Value>
-Value flush_subnormal(Value value) {
-  if constexpr (std::is_same_v<Value, float>) {
-    return std::fpclassify(value) == FP_SUBNORMAL ? std::copysign(0.0f, value) : value;
-  } else {
-    return value;
-  }
-}
-
 bool is_in_shared(const Warp& warp, const uint8_t* pointer) {
   for (const auto& cta : warp.cta->cluster->ctas) {
     if (pointer >= cta->shared && pointer < cta->shared + cta->shared_bytes) return true;
@@ -105,7 +95,8 @@ Outcome reduce(Warp& warp, const Instruction& in, uint32_t mask) {
   const AtomicOperands operands = parse_attributes(in);
   LanePointers pointers;
   locate_atomic<Value>(warp, in, mask, operands, pointers);
-  bool flushes = false;
+  // PTX ISA, "atom": on global memory .add.f32 flushes subnormal inputs and results to zero.
+  [[maybe_unused]] bool flushes = false;
   if constexpr (Operation == Reduction::kAdd && std::is_same_v<Value, float>) {
     flushes = !is_in_shared(warp, pointers.at[first_lane(mask)]);
   }
@@ -119,8 +110,10 @@ Outcome reduce(Warp& warp, const Instruction& in, uint32_t mask) {
       const Value value = bit_cast<Value>(bits);
       Value old;
       has_changed |= replace_component(pointers.at[lane] + i * kBytes, old, [&](Value now) {
-        if (!flushes) return combine_value<Operation>(now, value);
-        return flush_subnormal(combine_value<Operation>(flush_subnormal(now), flush_subnormal(value)));
+        if constexpr (std::is_same_v<Value, float>) {
+          if (flushes) return combine<Operation>(FlushedFloat{now}, FlushedFloat{value}).value;
+        }
+        return combine_value<Operation>(now, value);
       });
       results[i][lane] = bit_cast<Unsigned<kBytes>>(old);
     }

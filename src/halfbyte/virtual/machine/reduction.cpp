@@ -50,8 +50,11 @@ ReduceElements find_reduction(Reduction operation, Element element) {
     case Element::kBf16: return find_order<Bfloat16>(operation);
     case Element::kF32: return find_order<float>(operation);
     case Element::kF64: return find_order<double>(operation);
-    default: return nullptr;
+    case Element::kF32Flush:
+      return operation == Reduction::kAdd ? reduce_elements<Reduction::kAdd, FlushedFloat>
+                                          : find_order<float>(operation);
   }
+  return nullptr;
 }
 
 uint32_t element_bytes(Element element) {
@@ -60,9 +63,7 @@ uint32_t element_bytes(Element element) {
     case Element::kS64:
     case Element::kF64: return 8;
     case Element::kF16:
-    case Element::kBf16:
-    case Element::kU16: return 2;
-    case Element::kU8: return 1;
+    case Element::kBf16: return 2;
     default: return 4;
   }
 }

@@ -13,7 +13,7 @@ namespace halfbyte::gpu {
 
 // As the forms number them.
 enum class Reduction : int64_t { kAdd, kMin, kMax, kInc, kDec, kAnd, kOr, kXor, kExchange, kCompareSwap };
-enum class Element : int64_t { kU32, kS32, kU64, kS64, kF16, kBf16, kF32, kF64, kU16, kU8 };
+enum class Element : int64_t { kU32, kS32, kU64, kS64, kF16, kBf16, kF32, kF64, kF32Flush };
 
 // A 16-bit float kept as its bits: `Mantissa` stored bits, the least normal exponent, the bias.
 template <int Mantissa, int LeastExponent, int Bias>
@@ -58,6 +58,15 @@ template <class Value> struct IsNarrowFloat : std::false_type {};
 template <> struct IsNarrowFloat<Float16> : std::true_type {};
 template <> struct IsNarrowFloat<Bfloat16> : std::true_type {};
 
+// A float whose addition flushes subnormal inputs and results to zero of their sign.
+struct FlushedFloat {
+  float value;
+};
+
+inline float flush_subnormal(float value) {
+  return std::fpclassify(value) == FP_SUBNORMAL ? std::copysign(0.0f, value) : value;
+}
+
 // min and max of floats: a NaN loses against a number, -0 is less than +0.
 template <class Value>
 inline Value choose_extreme(Value a, Value b, double first, double second, bool wants_less) {
@@ -69,7 +78,9 @@ inline Value choose_extreme(Value a, Value b, double first, double second, bool 
 
 template <Reduction Operation, class Value>
 inline Value combine(Value old, Value value) {
-  if constexpr (IsNarrowFloat<Value>::value) {
+  if constexpr (std::is_same_v<Value, FlushedFloat>) {
+    return {flush_subnormal(flush_subnormal(old.value) + flush_subnormal(value.value))};
+  } else if constexpr (IsNarrowFloat<Value>::value) {
     if constexpr (Operation == Reduction::kAdd) return Value::round(old.value() + value.value());
     return choose_extreme(old, value, old.value(), value.value(), Operation == Reduction::kMin);
   } else if constexpr (Operation == Reduction::kAdd && std::is_floating_point_v<Value>) {
