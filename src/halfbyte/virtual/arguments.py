@@ -1,9 +1,8 @@
 """Python values to the bytes of a kernel's parameters."""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,8 @@ def encode_arguments(program: Program, arguments: Sequence[Any]) -> bytes:
     if len(arguments) != len(program.parameters):
         names = ", ".join(f"{p.name} ({p.size} bytes)" for p in program.parameters)
         raise UsageError(
-            f"{program.name} takes {len(program.parameters)} arguments, not {len(arguments)}: {names}"
+            f"{program.name} takes {len(program.parameters)} arguments ({names}), "
+            f"{len(arguments)} came"
         )
     block = bytearray(program.parameter_bytes)
     for position, (parameter, value) in enumerate(zip(program.parameters, arguments, strict=True)):
@@ -39,7 +39,8 @@ def encode_arguments(program: Program, arguments: Sequence[Any]) -> bytes:
 
 
 def _encode_value(kernel: str, position: int, parameter: KernelParameter, value: Any) -> bytes:
-    what = f"argument {position} ({parameter.name}, .{parameter.type}, {parameter.size} bytes) of {kernel}"
+    kind = f"{parameter.name}, .{parameter.type}, {parameter.size} bytes"
+    what = f"argument {position} ({kind}) of {kernel}"
     address = find_address(value)
     if address is not None:
         if parameter.size != 8:
@@ -89,7 +90,7 @@ def _find_range(value: Any) -> tuple[int, int]:
 
 @contextmanager
 def lend_arrays(memory: DeviceMemory, values: Sequence[Any]) -> Iterator[None]:
-    """Register the arrays among `values` for as long as the context lasts, where they are not yet."""
+    """Register the arrays among `values` for the time of the context, where they are not yet."""
     lent = []
     try:
         for position, value in enumerate(values):

@@ -85,7 +85,7 @@ class DeviceModule:
     """The kernels and variables of one PTX text on a device."""
 
     def __init__(self, device: Device, ptx: str) -> None:
-        """Parse `ptx`, check its target and place its variables; kernels are lowered on first use."""
+        """Parse `ptx`, check its target, place its variables; kernels are lowered on first use."""
         # The device outlives its modules; a strong reference back would keep both for ever.
         self._device = weakref.ref(device)
         self.syntax = parse(ptx)
@@ -228,7 +228,9 @@ def check_launch(kernel: Kernel, program: Program, shape: LaunchShape, gpu: Gpu)
         raise UsageError(f"{name}: grid {shape.grid} is over {_MAX_GRID}")
     threads = int(np.prod(shape.block))
     if threads > gpu.max_threads_per_cta:
-        raise UsageError(f"{name}: {threads} threads per CTA, {gpu.max_threads_per_cta} are allowed")
+        raise UsageError(
+            f"{name}: {threads} threads per CTA, {gpu.max_threads_per_cta} are allowed"
+        )
     for directive, is_exact in (("reqntid", True), ("maxntid", False)):
         wanted = kernel.find_directive(directive)
         if wanted:
@@ -247,6 +249,6 @@ def check_launch(kernel: Kernel, program: Program, shape: LaunchShape, gpu: Gpu)
     if shape.dynamic_shared < 0 or static + shape.dynamic_shared > gpu.shared_bytes_per_cta:
         over = static + shape.dynamic_shared - gpu.shared_bytes_per_cta
         raise UsageError(
-            f"{name}: {static} bytes of static and {shape.dynamic_shared} of dynamic shared memory: "
-            f"{gpu.name} has {gpu.shared_bytes_per_cta} per CTA ({over} too many)"
+            f"{name}: {static} bytes of static and {shape.dynamic_shared} of dynamic shared "
+            f"memory: {gpu.name} has {gpu.shared_bytes_per_cta} per CTA ({over} too many)"
         )

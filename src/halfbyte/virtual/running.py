@@ -5,7 +5,7 @@ import json
 import sys
 import time
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -86,7 +86,7 @@ def run_launch(
     return read_result(loaded.program, shape, result, seconds)
 
 
-def _make_print_callback(options: "LaunchOptions") -> ctypes._FuncPointer:
+def _make_print_callback(options: "LaunchOptions") -> Any:
     write = options.print_text or sys.stdout.write
 
     def print_bytes(text: "ctypes._Pointer[ctypes.c_char]", nbytes: int) -> None:

@@ -42,6 +42,25 @@ Outcome trap(Warp& warp, const Instruction& in, uint32_t mask) {
   raise_fault(warp, in, first_lane(mask), "trap", "the kernel stopped itself with a trap");
 }
 
+// Operands: message, file, line, function, character size (the device runtime's `__assertfail`).
+Outcome assertfail(Warp& warp, const Instruction& in, uint32_t mask) {
+  const int lane = first_lane(mask);
+  auto read_text = [&](int operand) {
+    std::string text;
+    uint64_t address = warp.read64(in.operands[operand])[lane];
+    for (; text.size() < 1000; ++address) {
+      const char next = static_cast<char>(*warp.access(in, lane, address, 1, false));
+      if (next == 0) break;
+      text += next;
+    }
+    return text;
+  };
+  const uint32_t line = warp.read32(in.operands[2])[lane];
+  raise_fault(warp, in, lane, "assertion",
+              format_text("assertion `%s` failed in %s (%s:%u)", read_text(0).c_str(),
+                          read_text(3).c_str(), read_text(1).c_str(), line));
+}
+
 Outcome unsupported(Warp& warp, const Instruction& in, uint32_t mask) {
   raise_fault(warp, in, first_lane(mask), "unsupported-instruction",
               "the virtual GPU does not know this instruction form");
@@ -51,6 +70,7 @@ HALFBYTE_HANDLER("bra", bra);
 HALFBYTE_HANDLER("brx.idx", brx_idx);
 HALFBYTE_HANDLER("exit", exit_thread);
 HALFBYTE_HANDLER("trap", trap);
+HALFBYTE_HANDLER("assertfail", assertfail);
 HALFBYTE_HANDLER("unsupported", unsupported);
 
 }  // namespace

@@ -4,7 +4,14 @@ import struct
 from collections.abc import Mapping
 
 from halfbyte.errors import PtxError
-from halfbyte.ptx.syntax import Immediate, Initializer, InitializerList, SymbolOffset, Text, Variable
+from halfbyte.ptx.syntax import (
+    Immediate,
+    Initializer,
+    InitializerList,
+    SymbolOffset,
+    Text,
+    Variable,
+)
 
 
 def make_initial_bytes(variable: Variable, addresses: Mapping[str, int]) -> bytes:

@@ -9,7 +9,7 @@ from halfbyte.errors import PtxError
 from halfbyte.ptx.forms import INSTRUCTION_FORMS
 from halfbyte.ptx.instruction_form import TYPE_WIDTHS, InstructionForm
 from halfbyte.ptx.scopes import FlatBody
-from halfbyte.ptx.syntax import Instruction, Label, Module, Symbol
+from halfbyte.ptx.syntax import ArgumentList, Instruction, Label, Module, Operand, Symbol
 from halfbyte.virtual.lowering.memory_layout import KernelLayout
 from halfbyte.virtual.lowering.operands import (
     LoweredOperands,
@@ -30,7 +30,11 @@ from halfbyte.virtual.lowering.program import (
 )
 from halfbyte.virtual.lowering.registers import choose_slots
 
-PARAM_CALLS = {"vprintf"}  # functions of the runtime that the core knows
+# Functions of the runtime that the core knows: the form of a call's arguments.
+RUNTIME_FORMS = {
+    "vprintf": InstructionForm("vprintf", "call", "b64 b64", "vprintf"),
+    "__assertfail": InstructionForm("__assertfail", "call", "b64 b64 b32 b64 b64", "assertfail"),
+}
 _UNSUPPORTED = InstructionForm("", "control", "", "unsupported")
 
 
@@ -100,6 +104,9 @@ class _Lowering:
     def _lower_instruction(self, instruction: Instruction) -> None:
         form = INSTRUCTION_FORMS.get(instruction.opcode)
         guard = self._find_guard(instruction)
+        operands = instruction.operands
+        if instruction.opcode.partition(".")[0] == "call":
+            form, operands = _find_runtime_call(instruction)
         if form is None:
             self.missing[instruction.opcode] = None
             self._add(_UNSUPPORTED, LoweredOperands(), guard, instruction)
@@ -108,7 +115,7 @@ class _Lowering:
         problems = []
         for shape in (form, *form.alternatives):
             try:
-                lowered = self.operands.lower(instruction.operands, shape.patterns, is_signed)
+                lowered = self.operands.lower(operands, shape.patterns, is_signed)
             except MismatchError as error:
                 problems.append(str(error))
                 continue
@@ -221,9 +228,10 @@ def _find_form(name: str) -> InstructionForm:
     return INSTRUCTION_FORMS[name]
 
 
-def is_runtime_call(instruction: Instruction) -> bool:
-    """Return whether an instruction calls a function of the runtime, such as `vprintf`."""
-    return instruction.opcode.startswith("call") and any(
-        isinstance(operand, Symbol) and operand.name in PARAM_CALLS
-        for operand in instruction.operands
-    )
+def _find_runtime_call(
+    instruction: Instruction,
+) -> tuple[InstructionForm | None, tuple[Operand, ...]]:
+    """Return the form and the arguments of a call that no `.func` of the module answers."""
+    names = [o.name for o in instruction.operands if isinstance(o, Symbol)]
+    lists = [o.items for o in instruction.operands if isinstance(o, ArgumentList)]
+    return RUNTIME_FORMS.get(names[0] if names else ""), lists[-1] if lists else ()

@@ -35,7 +35,7 @@ from halfbyte.virtual.lowering.program import (
 
 _SPECIAL_NUMBERS = {name: number for number, name in enumerate(SPECIAL_REGISTERS)}
 _SLOTS = {"b8": 1, "b16": 1, "b32": 1, "b64": 2, "b128": 4}
-_ROTATED_BITS = {"b8": 8, "b16": 16, "b32": 32}
+_NARROW_BITS = {"b8": 8, "b16": 16, "b32": 32}
 
 
 class MismatchError(Exception):
@@ -77,6 +77,7 @@ class OperandLowering:
     """Lowers operands against patterns; one per kernel."""
 
     def __init__(self, places: Places, constants: ConstantPool) -> None:
+        """Keep where names live, and the pool that immediates go to."""
         self.places = places
         self.constants = constants
 
@@ -130,7 +131,9 @@ class OperandLowering:
                     raise MismatchError(f"immediate {operand.text} does not fit 32 bits")
                 out.entries.append(bits if bits < 2**31 else bits - 2**32)
             case _:
-                raise MismatchError(f"{_describe(operand)} where {_describe_pattern(pattern)} is wanted")
+                raise MismatchError(
+                    f"{_describe(operand)} where {_describe_pattern(pattern)} is wanted"
+                )
 
     def _lower_value(
         self, out: LoweredOperands, operand: Operand, pattern: OperandPattern, is_signed: bool
@@ -164,12 +167,12 @@ class OperandLowering:
         slot, own_width = self._find_register(operand)
         if _SLOTS[own_width] == _SLOTS[width]:
             out.entries.append(slot)
-            if is_signed and _ROTATED_BITS.get(own_width, 0) > _ROTATED_BITS.get(width, 64):
-                bits = (_ROTATED_BITS[width], _ROTATED_BITS[own_width])
-                out.after.append(Step("extend.b32", (slot, slot), bits))
-        elif own_width == "b64" and width in _ROTATED_BITS:
+            if is_signed and _NARROW_BITS.get(own_width, 0) > _NARROW_BITS.get(width, 64):
+                both = (_NARROW_BITS[width], _NARROW_BITS[own_width])
+                out.after.append(Step("extend.b32", (slot, slot), both))
+        elif own_width == "b64" and width in _NARROW_BITS:
             temporary = self._take_temporary(out, width)
-            bits = _ROTATED_BITS[width]
+            bits = _NARROW_BITS[width]
             out.after.append(Step("widen.b32", (slot, temporary), (bits, int(is_signed))))
             out.entries.append(temporary)
         else:
@@ -247,13 +250,13 @@ class OperandLowering:
     def _adapt(self, out: LoweredOperands, slot: int, own_width: str, width: str) -> int:
         if _SLOTS[own_width] == _SLOTS[width]:
             return slot
-        if own_width == "b64" and width in _ROTATED_BITS:
+        if own_width == "b64" and width in _NARROW_BITS:
             temporary = self._take_temporary(out, width)
             out.before.append(Step("narrow.b64", (temporary, slot)))
             return temporary
-        if width == "b64" and own_width in _ROTATED_BITS:
+        if width == "b64" and own_width in _NARROW_BITS:
             temporary = self._take_temporary(out, width)
-            bits = _ROTATED_BITS[own_width]
+            bits = _NARROW_BITS[own_width]
             out.before.append(Step("widen.b32", (temporary, slot), (bits, 0)))
             return temporary
         raise MismatchError(f"a {own_width} register where {width} is wanted")
@@ -299,5 +302,9 @@ def _describe_pattern(pattern: OperandPattern) -> str:
     if pattern.kind in ("address", "tensor_address"):
         return f"an address with a {pattern.width} register"
     if pattern.kind == "value":
-        return f"{pattern.count} x {pattern.width}" if pattern.is_vector else f"a {pattern.width} value"
+        return (
+            f"{pattern.count} x {pattern.width}"
+            if pattern.is_vector
+            else f"a {pattern.width} value"
+        )
     return f"a {pattern.kind}"

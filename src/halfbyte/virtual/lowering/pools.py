@@ -9,6 +9,7 @@ class ConstantPool:
     """The constants of a program, each stored once per width."""
 
     def __init__(self) -> None:
+        """Start empty."""
         self._positions: dict[tuple[int, int], int] = {}
 
     def find_operand(self, value: int, width: str) -> int:
@@ -28,6 +29,7 @@ class NamePool:
     """Handler names in order of first use."""
 
     def __init__(self) -> None:
+        """Start empty."""
         self._positions: dict[str, int] = {}
 
     def find(self, name: str) -> int:
@@ -43,6 +45,7 @@ class ArrayPool:
     """Short integer lists in one array; equal lists share their place."""
 
     def __init__(self) -> None:
+        """Start empty."""
         self.values: list[int] = []
         self._positions: dict[tuple[int, ...], int] = {}
 

@@ -19,9 +19,16 @@ TEMPORARY_SLOTS = 64
 CONVERGENCE = {"none": 0, "aligned": 1, "membermask": 2}
 
 INSTRUCTION_FIELDS = (
-    "handler guard first_operand num_operands first_attribute num_attributes convergence "
-    "membermask cost"
-).split()
+    "handler",
+    "guard",
+    "first_operand",
+    "num_operands",
+    "first_attribute",
+    "num_attributes",
+    "convergence",
+    "membermask",
+    "cost",
+)
 
 
 @dataclass(frozen=True, slots=True)
