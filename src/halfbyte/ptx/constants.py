@@ -10,9 +10,10 @@ from halfbyte.ptx.syntax import Immediate
 WARP_SIZE = Immediate("WARP_SZ", 32)
 
 _INTEGER = re.compile(
-    r"(?:0[xX](?P<hex>[0-9a-fA-F]+)|0[bB](?P<binary>[01]+)|0(?P<octal>[0-7]+)|(?P<decimal>\d+))U?",
+    r"(?:0[xX](?P<hex>[0-9a-fA-F]+)|0[bB](?P<binary>[01]+)|0(?P<octal>[0-7]+)|(?P<decimal>[1-9]\d*|0))U?",
     re.ASCII,
 )
+_FLOAT = re.compile(r"(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+", re.ASCII)
 _RADIX = {"hex": 16, "binary": 2, "octal": 8, "decimal": 10}
 _MAX_DIGITS = 80  # 64 binary digits and some leading zeros
 _SIGN_BITS = {32: 1 << 31, 64: 1 << 63}
@@ -35,13 +36,9 @@ def decode_literal(text: str) -> Immediate | None:
         digits = match[radix]
         value = int(digits, _RADIX[radix]) if len(digits) <= _MAX_DIGITS else _ALL_BITS + 1
         return Immediate(text, value) if value <= _ALL_BITS else None
-    if text[:2] in ("0x", "0X", "0b", "0B"):
+    if _FLOAT.fullmatch(text) is None:
         return None
-    try:
-        value = int.from_bytes(struct.pack(">d", float(text)))
-    except ValueError:
-        return None
-    return Immediate(text, value, 64)
+    return Immediate(text, int.from_bytes(struct.pack(">d", float(text))), 64)
 
 
 def negate(literal: Immediate) -> Immediate:

@@ -131,16 +131,16 @@ def find_targets(
     name = operands[position] if len(operands) > position else None
     line = instruction.line
     if not isinstance(name, Symbol):
-        raise PtxError(f"line {line}: a branch needs a label to go to: {instruction.text}", line)
+        raise PtxError(f"line {line}: a branch needs a label to go to: {instruction}", line)
     if family == "bra":
         targets: tuple[str, ...] = (name.name,)
     else:
         if name.name not in body.branch_tables:
-            message = f"{name.name!r} is no table of `.branchtargets`: {instruction.text}"
+            message = f"{name.name!r} is no table of `.branchtargets`: {instruction}"
             raise PtxError(f"line {line}: {message}", line)
         targets = body.branch_tables[name.name]
     for target in targets:
         if target not in labels:
-            message = f"{target!r} is no label of {body.name}: {instruction.text}"
+            message = f"{target!r} is no label of {body.name}: {instruction}"
             raise PtxError(f"line {line}: {message}", line)
     return targets

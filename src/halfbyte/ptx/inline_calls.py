@@ -146,7 +146,7 @@ class _Inliner:
         if call.function in callers:
             chain = " -> ".join((*callers[callers.index(call.function) :], call.function))
             raise PtxError(
-                f"line {line}: recursive calls cannot be put in place: {chain}: {instruction.text}",
+                f"line {line}: recursive calls cannot be put in place: {chain}: {instruction}",
                 line,
             )
         if len(callers) > MAX_CALL_DEPTH:
@@ -159,7 +159,7 @@ class _Inliner:
         for given, wanted, what in pairs:
             if len(given) != len(wanted):
                 message = f"{call.function} has {len(wanted)} {what}, the call {len(given)}"
-                raise PtxError(f"line {line}: {message}: {instruction.text}", line)
+                raise PtxError(f"line {line}: {message}: {instruction}", line)
         self._add_inlined(call, function, callers)
 
     def _add_inlined(self, call: _Call, function: Function, callers: tuple[str, ...]) -> None:
@@ -216,7 +216,7 @@ class _Inliner:
             return None
         if not is_variable and not isinstance(value, Register | Immediate | Sink):
             line = call.instruction.line
-            message = f"{value} is no argument or result of a call: {call.instruction.text}"
+            message = f"{value} is no argument or result of a call: {call.instruction}"
             raise PtxError(f"line {line}: {message}", line)
         unique = self._make_name(parameter.name)
         names[parameter.name] = unique
@@ -238,12 +238,12 @@ class _Inliner:
         if not isinstance(target, Symbol):
             raise PtxError(
                 f"line {line}: indirect calls cannot be put in place; call the function by its "
-                f"name: {instruction.text}",
+                f"name: {instruction}",
                 line,
             )
         name = self.aliases.get(target.name, target.name)
         if name not in self.functions:
-            message = f"{target.name!r} is no function of the module: {instruction.text}"
+            message = f"{target.name!r} is no function of the module: {instruction}"
             raise PtxError(f"line {line}: {message}", line)
         arguments: tuple[Operand, ...] = ()
         if operands and isinstance(operands[0], ArgumentList):

@@ -282,7 +282,7 @@ class _Resolver:
             line = instruction.line
             raise PtxError(
                 f"line {line}: register {error.args[0]!r} is declared in no enclosing scope: "
-                f"{instruction.text}",
+                f"{instruction}",
                 line,
             ) from None
         if operands == instruction.operands and guard == instruction.guard:

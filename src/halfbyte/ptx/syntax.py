@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from halfbyte.errors import printable
+
+_SHOWN_CHARACTERS = 160  # of an instruction in a message
+
 # Bytes of one element of every PTX type that memory can hold (PTX ISA, "Types").
 TYPE_BYTES = {
     **dict.fromkeys(("b8", "u8", "s8", "e4m3", "e5m2"), 1),
@@ -170,8 +174,9 @@ class Instruction:
     text: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        """Return the source text, the opcode where there is none."""
-        return self.text or self.opcode
+        """Return the source text on one line, fit for a message: cut and escaped."""
+        line = printable(" ".join(self.text[: 2 * _SHOWN_CHARACTERS].split())) or self.opcode
+        return line if len(line) <= _SHOWN_CHARACTERS else line[:_SHOWN_CHARACTERS] + "..."
 
 
 @dataclass(frozen=True, slots=True)
