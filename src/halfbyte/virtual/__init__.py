@@ -11,11 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from halfbyte.virtual.device import Device, LaunchOptions
+    from halfbyte.virtual.driver.session import cuda
 
-__all__ = ["Device", "LaunchOptions"]
+__all__ = ["Device", "LaunchOptions", "cuda"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "cuda":
+        from halfbyte.virtual.driver import session
+
+        return session.cuda
     if name in __all__:
         from halfbyte.virtual import device
 

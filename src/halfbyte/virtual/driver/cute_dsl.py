@@ -156,10 +156,13 @@ def register_error(runtime: VirtualRuntime) -> None:
         return
     register = importlib.import_module("tvm_ffi").register_error
 
-    def find_fault(message: str) -> BaseException:
-        return runtime.take_fault() or RuntimeError(message)
+    class StoredFault(RuntimeError):
+        """Makes the exception that waits in the runtime: TVM FFI wants a class for each kind."""
 
-    register(ERROR_KIND, find_fault)
+        def __new__(cls, message: str) -> Any:
+            return runtime.take_fault() or RuntimeError(message)
+
+    register(ERROR_KIND, StoredFault)
 
 
 def _make_cluster_query(runtime: VirtualRuntime) -> Callable[..., int]:

@@ -170,11 +170,22 @@ def run_launch(device: Any, module: Any, request: LaunchRequest, options: Any) -
             **keywords,
         )
     except Exception as fault:
-        seconds = time.perf_counter() - start
-        findings = tuple(getattr(fault, "findings", ()))
-        return LaunchRecord(0, request, 0, None, seconds, findings, fault)
+        report = getattr(fault, "report", None)
+        if report is None:
+            return LaunchRecord(0, request, 0, None, time.perf_counter() - start, (), fault)
+        return _make_record(request, report, fault)
+    return _make_record(request, report, None)
+
+
+def _make_record(request: LaunchRequest, report: Any, fault: BaseException | None) -> LaunchRecord:
     return LaunchRecord(
-        0, request, report.instructions, report.cycles, report.seconds, tuple(report.findings)
+        index=0,
+        request=request,
+        instructions=report.instructions,
+        cycles=report.cycles,
+        seconds=report.seconds,
+        findings=tuple(report.findings),
+        fault=fault,
     )
 
 

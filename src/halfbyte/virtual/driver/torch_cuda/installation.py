@@ -29,6 +29,7 @@ def patch_torch(patches: Patches, runtime: VirtualRuntime) -> Callable[[], None]
     _patch_autograd(patches, mode)
     _patch_threads(patches, mode)
     patches.set(torch, "compile", _compile_nothing)
+    patches.set(torch.compiler, "disable", _compile_nothing)
     mode.__enter__()  # type: ignore[no-untyped-call]
 
     def leave() -> None:
@@ -184,7 +185,7 @@ def _patch_threads(patches: Patches, mode: Any) -> None:
     patches.set(threading.Thread, "run", run_in_mode)
 
 
-def _compile_nothing(model: Any = None, **_: Any) -> Any:
+def _compile_nothing(model: Any = None, *_: Any, **__: Any) -> Any:
     """Return `model` as it is: torch.compile would generate code for a device that is not there."""
     if model is None:
         return lambda function: function

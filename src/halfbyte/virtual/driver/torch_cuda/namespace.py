@@ -106,8 +106,9 @@ def make_namespace(runtime: VirtualRuntime) -> dict[str, Any]:
         "cudart": lambda: _make_cudart(),
         **make_classes(runtime),
     }
-    table |= dict.fromkeys(_IGNORED, _ignore)
-    table |= dict.fromkeys(_ZERO, _zero)
+    # One function object each: torch._dynamo refuses an object that it finds under two names.
+    table |= {name: lambda *_, **__: None for name in _IGNORED}
+    table |= {name: lambda *_, **__: 0 for name in _ZERO}
     table["set_stream"] = use_stream
     return table
 
@@ -116,10 +117,10 @@ def make_raw_functions() -> dict[str, Callable[..., Any]]:
     """Return functions of torch._C that programs call directly and that a CPU build lacks."""
     return {
         "_cuda_getCurrentRawStream": lambda device=0: Stream.current.cuda_stream,
-        "_cuda_getDevice": _zero,
-        "_cuda_setDevice": _ignore,
+        "_cuda_getDevice": lambda: 0,
+        "_cuda_setDevice": lambda device: None,
         "_cuda_getDeviceCount": lambda: 1,
-        "_cuda_synchronize": _ignore,
+        "_cuda_synchronize": lambda: None,
         "_cuda_isCurrentStreamCapturing": lambda: False,
     }
 
@@ -127,11 +128,11 @@ def make_raw_functions() -> dict[str, Callable[..., Any]]:
 def make_nvtx() -> dict[str, Callable[..., Any]]:
     """Return the replacements for torch.cuda.nvtx."""
     return {
-        "range_push": _zero,
-        "range_pop": _zero,
-        "range_start": _zero,
-        "range_end": _ignore,
-        "mark": _ignore,
+        "range_push": lambda message: 0,
+        "range_pop": lambda: 0,
+        "range_start": lambda message: 0,
+        "range_end": lambda handle: None,
+        "mark": lambda message: None,
         "range": lambda *_, **__: contextlib.nullcontext(),
     }
 
@@ -144,10 +145,6 @@ def _make_cudart() -> SimpleNamespace:
         cudaHostRegister=_zero,
         cudaHostUnregister=_zero,
     )
-
-
-def _ignore(*_: Any, **__: Any) -> None:
-    """Do nothing."""
 
 
 def _zero(*_: Any, **__: Any) -> int:
