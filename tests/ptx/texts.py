@@ -4,7 +4,7 @@ HEADER = ".version 8.8\n.target sm_100a\n.address_size 64\n"
 
 
 def make_kernel(
-    body: str, registers: str = ".reg .pred %p<9>; .reg .b32 %r<99>; .reg .b64 %rd<99>;"
+    body: str, registers: str = ".reg .pred %p<99>; .reg .b32 %r<99>; .reg .b64 %rd<99>;"
 ) -> str:
     """Return a module with one kernel `k` of no parameters."""
     return f"{HEADER}.visible .entry k()\n{{\n{registers}\n{body}\n}}\n"

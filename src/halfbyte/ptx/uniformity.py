@@ -100,15 +100,10 @@ class _Analysis:
             self.defined[self.blocks[index]] |= liveness.writes[index]
 
     def run(self) -> Uniformity:
-        written = 0
-        for registers in self.liveness.writes:
-            written |= registers
-        unwritten = ((1 << len(self.bits)) - 1) & ~written
-        for parameter in self.body.parameters:
-            if parameter.space == "reg" and parameter.name in self.bits:
-                unwritten |= 1 << self.bits[parameter.name]
         waiting = list(range(len(self.flow.instructions)))
-        self._mark(unwritten, waiting)
+        if self.flow.num_blocks:
+            # read before written, or a parameter of a function: anything may be in there
+            self._mark(self.liveness.live_in[0], waiting)
         while waiting:
             index = waiting.pop()
             self._visit(index, waiting)
