@@ -1,7 +1,6 @@
 """A virtual GPU with a plain interface: load PTX, launch its kernels on NumPy or torch buffers."""
 
 import os
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -86,8 +85,7 @@ class DeviceModule:
 
     def __init__(self, device: Device, ptx: str) -> None:
         """Parse `ptx`, check its target, place its variables; kernels are lowered on first use."""
-        # The device outlives its modules; a strong reference back would keep both for ever.
-        self._device = weakref.ref(device)
+        self.device = device
         self.syntax = parse(ptx)
         check_target(self.syntax.target, device.gpu)
         self.addresses = self._place_variables(device.memory)
@@ -134,9 +132,7 @@ class DeviceModule:
             KernelFault: the kernel did something illegal.
             Deadlock, Livelock: it never ends.
         """
-        device = self._device()
-        if device is None:
-            raise UsageError("the Device of this module is gone: keep a reference to it")
+        device = self.device
         loaded = self.find_program(name)
         shape = LaunchShape(grid, block, cluster, dynamic_shared)
         check_launch(self._find_kernel(name), loaded.program, shape, device.gpu)
