@@ -37,6 +37,10 @@ class PtxError(HalfbyteError, ValueError):
         self.line = line
 
 
+class TensorMapError(HalfbyteError, ValueError):
+    """A tensor map that no GPU accepts: the message names the field, its value and the rule."""
+
+
 def printable(name: str) -> str:
     """Return `name` with control characters escaped: a hostile name must not steer a terminal."""
     return "".join(
