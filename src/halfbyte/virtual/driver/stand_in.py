@@ -41,7 +41,9 @@ class StandIn:
             MissingDependencyError: the library was not built.
         """
         self.path = find_library()
-        self._library = ctypes.CDLL(str(self.path), mode=ctypes.RTLD_GLOBAL)  # exported .so files find it
+        self._library = ctypes.CDLL(
+            str(self.path), mode=ctypes.RTLD_GLOBAL
+        )  # exported .so files find it
 
         def forward(name: bytes, words: "ctypes._Pointer[ctypes.c_uint64]", count: int) -> int:
             return call(name.decode(), words[:count])

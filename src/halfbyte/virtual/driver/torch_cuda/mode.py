@@ -66,6 +66,8 @@ class CudaMode(TorchFunctionMode):
         hosts = [tensor for tensor in inputs if not any(tensor is one for one in resident)]
         if self.runtime.recording is None or _is_custom(function):
             result = function(*arguments, **keywords)
+            if named == "cuda":
+                result = _detach_from(result, hosts)
             self.tensors.adopt(list_tensors(result), hosts)
             return result
         return call_recorded(self, function, arguments, keywords)
@@ -77,7 +79,7 @@ def _is_custom(function: Callable[..., Any]) -> bool:
 
 
 def _detach_from(result: Any, resident: Sequence[Tensor]) -> Any:
-    """Return `result` with host copies of tensors that share memory with the device's."""
+    """Return `result`, copied if it shares memory with one of `resident`, the other side's."""
     if isinstance(result, Tensor) and any(shares_storage(result, one) for one in resident):
         return result.clone()
     return result
@@ -215,7 +217,18 @@ def _scaled_mm(mode: CudaMode, arguments: Sequence[Any], keywords: Mapping[str, 
     return result
 
 
+def _pass_through(function: Callable[..., Any]) -> Special:
+    """Return a special that leaves the names of devices as they are."""
+
+    def call(mode: CudaMode, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        return function(*arguments, **keywords)
+
+    return call
+
+
 SPECIALS: dict[Any, Special] = {
+    torch.device: _pass_through(torch.device),
+    torch._C._nn._parse_to: _pass_through(torch._C._nn._parse_to),
     Tensor.device.__get__: _get_device,
     Tensor.is_cuda.__get__: _is_cuda,  # type: ignore[attr-defined]
     Tensor.is_cpu.__get__: _is_cpu,  # type: ignore[attr-defined]

@@ -67,7 +67,7 @@ def decode(values: Tensor) -> Tensor:
     """Return float64 of FP8, E8M0 or packed FP4 values; FP4 doubles the last dimension."""
     if values.dtype == torch.float8_e8m0fnu:
         exponents = values.view(torch.uint8).to(torch.int64)
-        powers = torch.ldexp(torch.ones((), dtype=torch.float64), exponents - 127)
+        powers = torch.exp2((exponents - 127).double())
         return torch.where(exponents == 255, torch.nan, powers)
     if values.dtype == torch.float4_e2m1fn_x2:
         codes = values.contiguous().view(torch.uint8)

@@ -1,0 +1,53 @@
+"""The float64 stand-in for torch._scaled_mm, from formats worked out by hand."""
+
+import pytest
+import torch
+
+from halfbyte.errors import FormatError
+from halfbyte.virtual.driver.session import cuda
+from halfbyte.virtual.driver.torch_cuda.scaled_mm import decode, scaled_mm, unswizzle_scales
+
+
+def test_fp4_codes_are_low_nibble_first() -> None:
+    packed = torch.tensor([[0x21, 0xF7]], dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    assert decode(packed).tolist() == [[0.5, 1.0, 6.0, -6.0]]
+
+
+def test_e8m0_is_a_power_of_two_and_255_is_nan() -> None:
+    codes = torch.tensor([127, 130, 124, 255], dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    assert decode(codes)[:3].tolist() == [1.0, 8.0, 0.125]
+    assert decode(codes)[3].isnan()
+
+
+def test_scale_tiles_hold_row_and_block_where_cublas_wants_them() -> None:
+    """Byte (row % 32) * 16 + (row // 32 % 4) * 4 + block % 4 of tile (row // 128, block // 4)."""
+    rows, blocks = 200, 6
+    flat = torch.zeros(2 * 2 * 512, dtype=torch.float64)
+    for row in range(rows):
+        for block in range(blocks):
+            tile = (row // 128) * 2 + block // 4
+            flat[tile * 512 + row % 32 * 16 + row // 32 % 4 * 4 + block % 4] = row * 8 + block
+    wanted = torch.arange(rows)[:, None] * 8 + torch.arange(blocks)
+    assert torch.equal(unswizzle_scales(flat, rows, blocks), wanted.double())
+    with pytest.raises(FormatError, match="need 2048"):
+        unswizzle_scales(flat[1:], rows, blocks)
+
+
+def test_mxfp8_multiplies_each_block_by_its_own_scale() -> None:
+    ones = torch.ones(2, 64).to(torch.float8_e4m3fn)
+    scales = torch.full((512,), 127, dtype=torch.uint8)
+    scales[1] = 129  # row 0, block 1: 4
+    left, right = scales.view(torch.float8_e8m0fnu), torch.full((512,), 127, dtype=torch.uint8)
+    product = scaled_mm(
+        ones, ones.t(), left, right.view(torch.float8_e8m0fnu), out_dtype=torch.float32
+    )
+    assert product.tolist() == [[32 + 4 * 32] * 2, [64.0] * 2]
+
+
+def test_a_use_on_the_device_is_counted_as_substituted(session: cuda) -> None:
+    a = torch.ones(16, 32, device="cuda").to(torch.float8_e4m3fn)
+    one = torch.ones((), device="cuda")
+    result = torch._scaled_mm(a, a.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    assert result.is_cuda
+    assert result.tolist() == [[32.0] * 16] * 16
+    assert session.log.substitutions == {"torch._scaled_mm": 1}
