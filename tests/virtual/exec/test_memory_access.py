@@ -284,7 +284,8 @@ def test_a_stray_load_names_lane_address_size_and_nearest_buffer():
     )
     assert fault.kind == "out-of-bounds"
     assert fault.lane == 28
-    assert "4 bytes at 0x" in fault.message and "argument" in fault.message
+    assert "4 bytes at 0x" in fault.message
+    assert "argument" in fault.message
     assert "0 bytes past the end of" in fault.message
     assert "ld.global.u32" in fault.place.text
 
@@ -319,7 +320,7 @@ def test_a_freed_buffer_is_told_from_a_stray_address():
     data = np.zeros(64, np.uint32)
     address = int(data.ctypes.data)
     device.memory.register(address, data.nbytes, "activations", keep=data)
-    device.memory.free(address)
+    device.memory.unregister(address)
     module = device.load(
         make_module(".reg .b64 %d<2>; .reg .b32 %r1;\nld.param.u64 %d0, [p0];"
                     "ld.global.u32 %r1, [%d0+8];", [".u64 p0"])
