@@ -1,5 +1,4 @@
 // setp, set, selp, slct and logic on predicates.
-#include <string>
 
 #include "exec/elementwise.h"
 #include "exec/float_values.h"
@@ -165,8 +164,8 @@ Outcome predicate_logic(Warp& warp, const Instruction& in, uint32_t mask) {
 
 template <class Reader, Compare op>
 void register_compare(const std::string& name, const std::string& type) {
-  HandlerRegistration(("setp." + name + "." + type).c_str(), setp<op, Reader>);
-  HandlerRegistration(("set." + name + "." + type).c_str(), set<op, Reader>);
+  register_handler("setp." + name + "." + type, setp<op, Reader>);
+  register_handler("set." + name + "." + type, set<op, Reader>);
 }
 template <class Reader, size_t... op>
 void register_compares(const std::string& type, const char* const* names, std::index_sequence<op...>) {
@@ -185,11 +184,11 @@ template <class Format, bool flushes, size_t... op>
 void register_packed(const std::string& type, std::index_sequence<op...>) {
   using Low = Half<Format, flushes, 0>;
   using High = Half<Format, flushes, 16>;
-  (HandlerRegistration((std::string("setp.") + kFloatNames[op] + "." + type).c_str(),
-                       setp_pair<static_cast<Compare>(op), Low, High>),
+  (register_handler(std::string("setp.") + kFloatNames[op] + "." + type,
+                    setp_pair<static_cast<Compare>(op), Low, High>),
    ...);
-  (HandlerRegistration((std::string("set.") + kFloatNames[op] + "." + type).c_str(),
-                       set_pair<static_cast<Compare>(op), Low, High>),
+  (register_handler(std::string("set.") + kFloatNames[op] + "." + type,
+                    set_pair<static_cast<Compare>(op), Low, High>),
    ...);
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -151,6 +152,11 @@ uint32_t map_parts2(uint32_t a, uint32_t b) {
 template <auto function, class Part>
 uint32_t map_parts3(uint32_t a, uint32_t b, uint32_t c) {
   return map_parts_of<function, Part>(a, b, c);
+}
+
+// Registers a handler whose name is put together at start-up.
+__attribute__((noinline)) inline void register_handler(const std::string& name, Handler handler) {
+  HandlerRegistration(name.c_str(), handler);
 }
 
 // One row of a table of handlers; a family registers its table with one static object.

@@ -1,7 +1,6 @@
 // Integer arithmetic: add, sub, mul, mad, sad, div, rem, abs, neg, min, max, packed forms, dp4a, dp2a.
 #include <algorithm>
 #include <limits>
-#include <string>
 
 #include "exec/elementwise.h"
 
@@ -203,42 +202,42 @@ const HandlerTable wrapping({
 // Forms where the sign of the operands matters, for every 16-, 32- and 64-bit type.
 template <class T>
 void register_signed_forms(const std::string& type) {
-  HandlerRegistration(("mul.hi." + type).c_str(), map_lanes<mul_hi<T>>);
-  HandlerRegistration(("mad.hi." + type).c_str(), map_lanes<mad_hi<T>>);
-  HandlerRegistration(("sad." + type).c_str(), map_lanes<sad<T>>);
-  HandlerRegistration(("div." + type).c_str(), map_lanes<div<T>>);
-  HandlerRegistration(("rem." + type).c_str(), map_lanes<rem<T>>);
-  HandlerRegistration(("min." + type).c_str(), map_lanes<min<T>>);
-  HandlerRegistration(("max." + type).c_str(), map_lanes<max<T>>);
+  register_handler("mul.hi." + type, map_lanes<mul_hi<T>>);
+  register_handler("mad.hi." + type, map_lanes<mad_hi<T>>);
+  register_handler("sad." + type, map_lanes<sad<T>>);
+  register_handler("div." + type, map_lanes<div<T>>);
+  register_handler("rem." + type, map_lanes<rem<T>>);
+  register_handler("min." + type, map_lanes<min<T>>);
+  register_handler("max." + type, map_lanes<max<T>>);
   if constexpr (sizeof(T) < 8) {
-    HandlerRegistration(("mul.wide." + type).c_str(), map_lanes<mul_wide<T>>);
-    HandlerRegistration(("mad.wide." + type).c_str(), map_lanes<mad_wide<T>>);
+    register_handler("mul.wide." + type, map_lanes<mul_wide<T>>);
+    register_handler("mad.wide." + type, map_lanes<mad_wide<T>>);
   }
 }
 
 // 16x2 and 8x4 integers packed in 32 bits.
 template <class T>
 void register_packed_forms(const std::string& type) {
-  HandlerRegistration(("add." + type).c_str(), map_lanes<map_parts2<add<T>, T>>);
-  HandlerRegistration(("sub." + type).c_str(), map_lanes<map_parts2<sub<T>, T>>);
-  HandlerRegistration(("add.sat." + type).c_str(), map_lanes<map_parts2<add_sat<T>, T>>);
-  HandlerRegistration(("sub.sat." + type).c_str(), map_lanes<map_parts2<sub_sat<T>, T>>);
-  HandlerRegistration(("neg." + type).c_str(), map_lanes<map_parts1<neg<T>, T>>);
-  HandlerRegistration(("min." + type).c_str(), map_lanes<map_parts2<min<T>, T>>);
-  HandlerRegistration(("max." + type).c_str(), map_lanes<map_parts2<max<T>, T>>);
+  register_handler("add." + type, map_lanes<map_parts2<add<T>, T>>);
+  register_handler("sub." + type, map_lanes<map_parts2<sub<T>, T>>);
+  register_handler("add.sat." + type, map_lanes<map_parts2<add_sat<T>, T>>);
+  register_handler("sub.sat." + type, map_lanes<map_parts2<sub_sat<T>, T>>);
+  register_handler("neg." + type, map_lanes<map_parts1<neg<T>, T>>);
+  register_handler("min." + type, map_lanes<map_parts2<min<T>, T>>);
+  register_handler("max." + type, map_lanes<map_parts2<max<T>, T>>);
   if constexpr (std::is_signed_v<T>) {
-    HandlerRegistration(("abs." + type).c_str(), map_lanes<map_parts1<abs<T>, T>>);
-    HandlerRegistration(("min.relu." + type).c_str(), map_lanes<map_parts2<min_relu<T>, T>>);
-    HandlerRegistration(("max.relu." + type).c_str(), map_lanes<map_parts2<max_relu<T>, T>>);
+    register_handler("abs." + type, map_lanes<map_parts1<abs<T>, T>>);
+    register_handler("min.relu." + type, map_lanes<map_parts2<min_relu<T>, T>>);
+    register_handler("max.relu." + type, map_lanes<map_parts2<max_relu<T>, T>>);
   }
 }
 
 template <class A, class B>
 void register_dot_products(const std::string& types) {
   using A2 = std::conditional_t<std::is_signed_v<A>, int16_t, uint16_t>;
-  HandlerRegistration(("dp4a." + types).c_str(), map_lanes<dp4a<A, B>>);
-  HandlerRegistration(("dp2a.lo." + types).c_str(), map_lanes<dp2a<A2, B, 0>>);
-  HandlerRegistration(("dp2a.hi." + types).c_str(), map_lanes<dp2a<A2, B, 16>>);
+  register_handler("dp4a." + types, map_lanes<dp4a<A, B>>);
+  register_handler("dp2a.lo." + types, map_lanes<dp2a<A2, B, 0>>);
+  register_handler("dp2a.hi." + types, map_lanes<dp2a<A2, B, 16>>);
 }
 
 const bool registered = [] {
@@ -256,8 +255,8 @@ const bool registered = [] {
   register_dot_products<uint8_t, int8_t>("u32.s32");
   register_dot_products<int8_t, uint8_t>("s32.u32");
   register_dot_products<int8_t, int8_t>("s32.s32");
-  HandlerRegistration("min.relu.s32", map_lanes<min_relu<int32_t>>);
-  HandlerRegistration("max.relu.s32", map_lanes<max_relu<int32_t>>);
+  register_handler("min.relu.s32", map_lanes<min_relu<int32_t>>);
+  register_handler("max.relu.s32", map_lanes<max_relu<int32_t>>);
   return true;
 }();
 

@@ -1,0 +1,160 @@
+// f16, bf16 and their packed pairs: add, sub, mul, fma, min, max, abs, neg.
+//
+// Every result is the exact one rounded once. Sums of either format, and products of f16, may take
+// the detour over f32: its precision is at least 2p + 2 and no subnormal of f32 comes up, so rounding
+// twice is harmless (S. Figueroa, "When is double rounding innocuous?", 1995). Products of bf16 can
+// be subnormal in f32 and fused sums may lie anywhere: these go over f64, the sum rounded to odd.
+#include "exec/elementwise.h"
+#include "exec/number_formats.h"
+
+namespace halfbyte::gpu {
+namespace {
+
+struct Half {
+  using Values = F16;
+  using Codes = FormatF16;
+  using Product = float;
+};
+struct Bfloat {
+  using Values = BF16;
+  using Codes = FormatBF16;
+  using Product = double;
+};
+
+enum Operation { kAdd, kSub, kMul };
+
+template <class Type, bool flushes>
+inline float value_of(uint16_t code) {
+  return Type::Values::decode(flushes ? flush16<typename Type::Values>(code) : code);
+}
+
+template <class Type, bool flushes, bool saturates, bool clamps, class Float>
+inline uint16_t finish(Float result) {
+  const Float value = saturates ? saturate(result) : result;
+  const uint32_t code =
+      encode<typename Type::Codes, Rounding::kNearestEven>(value, EncodeOptions{false, clamps});
+  return static_cast<uint16_t>(flushes ? flush16<typename Type::Values>(code) : code);
+}
+
+template <class Type, Operation operation, bool flushes, bool saturates>
+uint16_t binary(uint16_t a, uint16_t b) {
+  const float x = value_of<Type, flushes>(a), y = value_of<Type, flushes>(b);
+  if constexpr (operation == kMul) {
+    using Product = typename Type::Product;
+    return finish<Type, flushes, saturates, false>(static_cast<Product>(x) * static_cast<Product>(y));
+  } else {
+    return finish<Type, flushes, saturates, false>(operation == kAdd ? x + y : x - y);
+  }
+}
+
+// x * y + z with the last bit of the f64 result set when it is inexact ("round to odd"): any further
+// rounding then sees on which side of a boundary the exact value lies.
+inline double fma_to_odd(float x, float y, float z) {
+  const double product = static_cast<double>(x) * static_cast<double>(y);  // exact
+  const double sum = product + z;
+  const double recovered = sum - product;
+  const double error = (product - (sum - recovered)) + (static_cast<double>(z) - recovered);
+  const bool is_inexact = error < 0.0 || error > 0.0;  // neither for infinities and NaN
+  const bool is_too_large = (error < 0.0) != (sum < 0.0);
+  const uint64_t bits = float_bits(sum);
+  return bit_cast<double>(is_inexact ? (bits - is_too_large) | 1 : bits);
+}
+
+// Saturation happens before rounding; 0 and 1 are exact in both formats.
+template <class Type, bool flushes, bool saturates, bool clamps, bool ignores_outside>
+uint16_t fma(uint16_t a, uint16_t b, uint16_t c) {
+  const double sum = fma_to_odd(value_of<Type, flushes>(a), value_of<Type, flushes>(b),
+                                value_of<Type, flushes>(c));
+  const uint16_t code = finish<Type, flushes, saturates, clamps>(sum);
+  const bool is_outside = ignores_outside && (a == kOutOfBoundsNan16 || b == kOutOfBoundsNan16);
+  return is_outside ? 0 : code;
+}
+
+template <class Type, bool flushes>
+uint16_t abs(uint16_t a) {
+  return (flushes ? flush16<typename Type::Values>(a) : a) & 0x7FFF;
+}
+template <class Type, bool flushes>
+uint16_t neg(uint16_t a) {
+  return (flushes ? flush16<typename Type::Values>(a) : a) ^ 0x8000;
+}
+
+// Codes ordered as their values, -0 before +0.
+inline uint32_t order_of(uint32_t code) { return code & 0x8000 ? 0xFFFF - code : code + 0x8000; }
+
+template <class Type, bool is_max, bool keeps_nan>
+inline uint32_t pick(uint32_t a, uint32_t b) {
+  const bool takes_a = is_max ? order_of(a) > order_of(b) : order_of(a) < order_of(b);
+  const bool a_is_nan = is_nan16(a, Type::Values::kInfinity);
+  const bool b_is_nan = is_nan16(b, Type::Values::kInfinity);
+  uint32_t result = takes_a ? a : b;
+  result = a_is_nan ? b : result;
+  result = b_is_nan ? a : result;
+  const bool is_nan = keeps_nan ? a_is_nan || b_is_nan : a_is_nan && b_is_nan;
+  return is_nan ? kCanonicalNan16 : result;
+}
+template <class Type, bool is_max, bool flushes, bool keeps_nan, bool xors_signs>
+uint16_t extreme(uint16_t a, uint16_t b) {
+  const uint32_t x = flushes ? flush16<typename Type::Values>(a) : a;
+  const uint32_t y = flushes ? flush16<typename Type::Values>(b) : b;
+  if (!xors_signs) return static_cast<uint16_t>(pick<Type, is_max, keeps_nan>(x, y));
+  const uint32_t result = pick<Type, is_max, keeps_nan>(x & 0x7FFF, y & 0x7FFF);
+  const bool is_nan = is_nan16(result, Type::Values::kInfinity);
+  return static_cast<uint16_t>(is_nan ? kCanonicalNan16 : result | ((x ^ y) & 0x8000));
+}
+
+template <auto function>
+void register_both(const std::string& stem, const std::string& type) {
+  register_handler(stem + type, map_lanes<function>);
+  if constexpr (count_arguments(function) == 1) {
+    register_handler(stem + type + "x2", map_lanes<map_parts1<function, uint16_t>>);
+  } else if constexpr (count_arguments(function) == 2) {
+    register_handler(stem + type + "x2", map_lanes<map_parts2<function, uint16_t>>);
+  } else {
+    register_handler(stem + type + "x2", map_lanes<map_parts3<function, uint16_t>>);
+  }
+}
+
+template <class Type, bool flushes, bool saturates>
+void register_arithmetic(const std::string& modifiers, const std::string& type) {
+  register_both<binary<Type, kAdd, flushes, saturates>>("add" + modifiers, type);
+  register_both<binary<Type, kSub, flushes, saturates>>("sub" + modifiers, type);
+  register_both<binary<Type, kMul, flushes, saturates>>("mul" + modifiers, type);
+  register_both<fma<Type, flushes, saturates, false, false>>("fma" + modifiers, type);
+}
+
+template <class Type, bool flushes>
+void register_simple(const std::string& flush_text, const std::string& type) {
+  register_both<abs<Type, flushes>>("abs" + flush_text, type);
+  register_both<neg<Type, flushes>>("neg" + flush_text, type);
+  register_both<extreme<Type, false, flushes, false, false>>("min" + flush_text, type);
+  register_both<extreme<Type, false, flushes, true, false>>("min" + flush_text + "NaN.", type);
+  register_both<extreme<Type, false, flushes, false, true>>("min" + flush_text + "xorsign.abs.", type);
+  register_both<extreme<Type, false, flushes, true, true>>("min" + flush_text + "NaN.xorsign.abs.", type);
+  register_both<extreme<Type, true, flushes, false, false>>("max" + flush_text, type);
+  register_both<extreme<Type, true, flushes, true, false>>("max" + flush_text + "NaN.", type);
+  register_both<extreme<Type, true, flushes, false, true>>("max" + flush_text + "xorsign.abs.", type);
+  register_both<extreme<Type, true, flushes, true, true>>("max" + flush_text + "NaN.xorsign.abs.", type);
+}
+
+const bool registered = [] {
+  register_arithmetic<Half, false, false>(".", "f16");
+  register_arithmetic<Half, true, false>(".ftz.", "f16");
+  register_arithmetic<Half, false, true>(".sat.", "f16");
+  register_arithmetic<Half, true, true>(".ftz.sat.", "f16");
+  register_arithmetic<Bfloat, false, false>(".", "bf16");
+  register_both<fma<Half, false, false, true, false>>("fma.relu.", "f16");
+  register_both<fma<Half, true, false, true, false>>("fma.ftz.relu.", "f16");
+  register_both<fma<Half, false, false, false, true>>("fma.oob.", "f16");
+  register_both<fma<Half, false, false, true, true>>("fma.oob.relu.", "f16");
+  register_both<fma<Bfloat, false, false, true, false>>("fma.relu.", "bf16");
+  register_both<fma<Bfloat, false, false, false, true>>("fma.oob.", "bf16");
+  register_both<fma<Bfloat, false, false, true, true>>("fma.oob.relu.", "bf16");
+  register_simple<Half, false>(".", "f16");
+  register_simple<Half, true>(".ftz.", "f16");
+  register_simple<Bfloat, false>(".", "bf16");
+  return true;
+}();
+
+}  // namespace
+}  // namespace halfbyte::gpu
