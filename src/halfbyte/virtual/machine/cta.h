@@ -16,6 +16,15 @@ struct Warp;
 struct Cluster;
 struct Simulation;
 
+// A tcgen05.ld or .st that its warp has not waited for.
+struct TensorTransfer {
+  uint32_t warp;
+  bool is_store;
+  uint32_t first;  // columns
+  uint32_t last;
+  int32_t instruction;
+};
+
 // 128 lanes x 512 columns of 32 bits. Allocation state is per CTA (PTX ISA, "tcgen05.alloc").
 struct TensorMemory {
   static constexpr uint32_t kLanes = 128;
@@ -24,6 +33,13 @@ struct TensorMemory {
   std::vector<int32_t> owner;   // per column: first column of its allocation, or -1
   bool permit_relinquished = false;
   WaitQueue queue;  // tcgen05.alloc that waits for columns
+  uint32_t cta_group = 0;            // of the first tcgen05 instruction; all must agree
+  uint32_t last_allocated = 512;     // columns of the last allocation
+  // Allocation by both CTAs of a pair, kept in the even one's: who has come, and the last result.
+  uint32_t pair_columns[2] = {0, 0};  // 0: has not come
+  uint64_t pair_generation = 0;
+  uint32_t pair_result = 0;
+  std::vector<TensorTransfer> transfers;
   uint32_t* row(uint32_t lane) { return cells.data() + lane * kColumns; }
 };
 

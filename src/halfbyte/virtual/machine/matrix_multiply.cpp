@@ -117,6 +117,13 @@ void PanelMatrix::set_column(uint32_t column, const float* source) {
   for (uint32_t k = 0; k < depth_; ++k) target[static_cast<size_t>(k) * kPanelColumns] = source[k];
 }
 
+void PanelMatrix::set_row(uint32_t k, uint32_t first, uint32_t count, const float* source) {
+  for (uint32_t c = first; c < first + count; ++c) {
+    const size_t row = static_cast<size_t>(c / kPanelColumns) * depth_ + k;
+    values_[row * kPanelColumns + c % kPanelColumns] = source[c - first];
+  }
+}
+
 void multiply_matrices(const MatrixProduct& product) {
   const uint32_t depth = product.right->depth();
   const uint32_t end = product.first_column + product.column_count;

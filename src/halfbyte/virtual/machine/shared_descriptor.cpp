@@ -39,7 +39,7 @@ inline uint32_t locate_k_major(const SharedDescriptor& d, uint32_t row, uint32_t
     along -= 128 - d.start % 128;
     base = d.leading;
   }
-  return base + row % 8 * (kChunk << d.swizzle) + row / 8 * d.stride + along;
+  return base + row % 8 * d.span + row / 8 * d.stride + along;
 }
 
 // Address, before the swizzle, of the chunk of row `k` of K that holds chunk `chunk` along M or N.
@@ -48,9 +48,8 @@ inline uint32_t locate_mn_major(const SharedDescriptor& d, uint32_t k, uint32_t 
     return d.start + chunk % 8 * kChunk + chunk / 8 * d.leading + k % 4 * 128 + k / 4 * d.stride;
   }
   if (d.swizzle == 0) return d.start + chunk * d.stride + k % 8 * kChunk + k / 8 * d.leading;
-  const uint32_t group = 1u << d.swizzle;
-  return d.start + chunk % group * kChunk + chunk / group * d.leading + k % 8 * (kChunk * group) +
-         k / 8 * d.stride;
+  const uint32_t group = d.span / kChunk;
+  return d.start + chunk % group * kChunk + chunk / group * d.leading + k % 8 * d.span + k / 8 * d.stride;
 }
 
 }  // namespace
@@ -59,6 +58,7 @@ std::string decode_descriptor_sm90(uint64_t bits, SharedDescriptor& descriptor) 
   decode_offsets(bits, descriptor);
   constexpr uint32_t kSwizzles[4] = {0, 3, 2, 1};
   descriptor.swizzle = kSwizzles[field(bits, 62, 2)];
+  descriptor.span = kChunk << descriptor.swizzle;
   return "";
 }
 
@@ -77,6 +77,7 @@ std::string decode_descriptor_sm100(uint64_t bits, SharedDescriptor& descriptor)
     case 6: descriptor.swizzle = 1; break;
     default: return format_text("swizzling mode (bits 61-63) is %u, one of 0, 1, 2, 4, 6 wanted", layout);
   }
+  descriptor.span = descriptor.has_wide_atoms ? 128 : kChunk << descriptor.swizzle;
   if (field(bits, 46, 3) != 1) {
     return format_text("bits 46-48 are %u, the constant 1 wanted", field(bits, 46, 3));
   }
@@ -102,9 +103,8 @@ ByteRange find_operand_range(const SharedDescriptor& d, const OperandExtent& ext
   }
   first = d.leading_is_address ? std::min(d.start, d.leading) : d.start;
   if (d.swizzle) {
-    const uint32_t line_bytes = d.has_wide_atoms ? 128 : kChunk << d.swizzle;
-    first = first / line_bytes * line_bytes;
-    last = (last + line_bytes - 1) / line_bytes * line_bytes;
+    first = first / d.span * d.span;
+    last = (last + d.span - 1) / d.span * d.span;
   }
   return {first, last};
 }

@@ -15,6 +15,7 @@ struct SharedDescriptor {
   uint32_t leading = 0;      // bytes; an address when leading_is_address
   uint32_t stride = 0;       // bytes
   uint32_t swizzle = 0;      // bits of the address that are permuted: 0 to 3
+  uint32_t span = 16;        // bytes of one swizzle line
   uint32_t base_offset = 0;  // where the swizzle pattern starts, in lines of 128 bytes
   bool has_wide_atoms = false;      // 128-byte swizzle of 32-byte atoms
   bool leading_is_address = false;  // the second part of 48-byte rows lies elsewhere (sm_103)
