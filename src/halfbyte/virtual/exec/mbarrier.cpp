@@ -57,6 +57,7 @@ void init_one(Warp& warp, const Instruction& in, int lane, uint32_t offset, uint
   barrier.pending_bytes = 0;
   barrier.phase = 0;
   barrier.is_valid = true;
+  barrier.serial = simulation.next_token++;
   barrier.initialized_by = in.index;
   simulation.note_progress();
 }

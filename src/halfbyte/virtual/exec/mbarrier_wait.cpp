@@ -110,6 +110,27 @@ bool refuses_first_try(Warp& warp, const Instruction& in, const Tried& tried) {
   return true;
 }
 
+// A ring that restarts its parity too early passes its waits on completions that it already used.
+void note_seen_phase(Warp& warp, const Instruction& in, const Tried& tried, uint32_t mask) {
+  SeenPhase& seen = warp.seen_phases[static_cast<uint64_t>(in.index) << 32 | tried.address];
+  const int64_t phase = static_cast<int64_t>(tried.barrier->phase) - 1;
+  if (seen.lanes == 0 || seen.serial != tried.barrier->serial || seen.phase != phase) {
+    seen = SeenPhase{tried.barrier->serial, phase, mask};
+    return;
+  }
+  if (seen.lanes & mask) {
+    warp.simulation->findings.add(
+        "mbarrier-phase-reused",
+        format_text("this wait with parity %u passes a second time on the same completion (%s): ",
+                    static_cast<unsigned>(tried.value),
+                    phase < 0 ? "that of the phase before the first"
+                              : format_text("phase %lld", static_cast<long long>(phase)).c_str()) +
+            describe_mbarrier(*tried.barrier),
+        warp.place(in, first_lane(mask)));
+  }
+  seen.lanes |= mask;
+}
+
 Outcome suspend(Warp& warp, const Tried& tried, uint32_t mask) {
   warp.split_off(warp.fragment().mask & ~mask, warp.fragment().pc + 1);
   Fragment& fragment = warp.fragment();
@@ -140,6 +161,7 @@ Outcome mbarrier_wait(Warp& warp, const Instruction& in, uint32_t mask) {
       return suspend(warp, tried, mask);
     }
   }
+  if (tried.done == mask && tried.is_uniform && is_parity(in)) note_seen_phase(warp, in, tried, mask);
   fragment.has_arrived = false;
   warp.set_predicate(in.operands[0], tried.done, mask);
   return outcome;

@@ -30,6 +30,7 @@ struct Mbarrier {
   uint64_t phase = 0;         // completed phases; the parity of the current one is phase & 1
   bool is_valid = false;      // between init and inval
   int32_t initialized_by = -1;  // instruction
+  uint64_t serial = 0;          // of the init: a later mbarrier at this offset has another
   WaitQueue queue;
 };
 
@@ -73,6 +74,14 @@ struct ClusterBarrier {
   uint32_t arrived = 0;  // threads, exited ones included
   uint64_t generation = 0;
   WaitQueue queue;
+};
+
+// The phase that a waiting instruction of a warp saw completed last. One that passes twice on the
+// same phase relies on data of the round before: the mark of a phase that was not carried over.
+struct SeenPhase {
+  uint64_t serial = 0;
+  int64_t phase = 0;  // -1: the phase before the first, which a fresh mbarrier counts as complete
+  uint32_t lanes = 0;
 };
 
 // bar.warp.sync of one membermask: lanes may meet from different instructions.

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "machine/barriers.h"
@@ -78,6 +79,7 @@ struct Warp {
   // barrier.cluster: lanes that have arrived and not waited, and the parity of their generation.
   uint32_t cluster_arrived = 0, cluster_parity = 0;
   std::map<uint32_t, WarpBarrier> warp_barriers;  // bar.warp.sync, by membermask
+  std::unordered_map<uint64_t, SeenPhase> seen_phases;  // by waiting instruction and mbarrier
 
   ~Warp();
 
