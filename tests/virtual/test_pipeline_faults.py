@@ -13,8 +13,10 @@ SCHEDULES = (
 )
 COPY_OF_A = """cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes
     [%t3], [%offset], 512, [%full];"""
-COPY_TO_ACCUMULATOR = """@%elected cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes
-    [%t5], [%t6], 512, [%t7];"""
+COPY_TO_ACCUMULATOR = (
+    "@%elected cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes\n"
+    "    [%t5], [%t6], 512, [%t7];"
+)
 
 
 def edit(old, new, count=1):
