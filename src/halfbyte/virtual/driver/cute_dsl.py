@@ -8,14 +8,13 @@ stored; the occupancy query needs no driver; a benchmark runs its function once.
 import functools
 import importlib
 import importlib.util
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from halfbyte.virtual.driver.attributes import count_resident_clusters
+from halfbyte.virtual.driver.benchmarks import measure_once_ms
 from halfbyte.virtual.driver.images import FAT_BINARY_MAGIC, add_ptx
 from halfbyte.virtual.driver.patching import Patches
 from halfbyte.virtual.driver.runtime import VirtualRuntime
@@ -61,10 +60,7 @@ def patch_cute_dsl(
     )
     hardware = importlib.import_module("cutlass.utils.hardware_info").HardwareInfo
     patches.set(hardware, "get_max_active_clusters", _make_cluster_query(runtime))
-    testing = [importlib.import_module("cutlass.testing")]
-    testing += [importlib.import_module("cutlass.cute.testing")]
-    for module in testing:
-        patches.set_present(module, {"benchmark": functools.partial(_benchmark, runtime)})
+    _patch_testing(patches, runtime)
     register_error(runtime)
 
 
@@ -156,13 +152,13 @@ def register_error(runtime: VirtualRuntime) -> None:
         return
     register = importlib.import_module("tvm_ffi").register_error
 
-    class StoredFault(RuntimeError):
+    class StoredError(RuntimeError):
         """Makes the exception that waits in the runtime: TVM FFI wants a class for each kind."""
 
         def __new__(cls, message: str) -> Any:
             return runtime.take_fault() or RuntimeError(message)
 
-    register(ERROR_KIND, StoredFault)
+    register(ERROR_KIND, StoredError)
 
 
 def _make_cluster_query(runtime: VirtualRuntime) -> Callable[..., int]:
@@ -175,16 +171,23 @@ def _make_cluster_query(runtime: VirtualRuntime) -> Callable[..., int]:
     return get_max_active_clusters
 
 
+def _patch_testing(patches: Patches, runtime: VirtualRuntime) -> None:
+    def benchmark_once(callable: Callable[..., Any], *arguments: Any, **options: Any) -> float:
+        for name in ("warmup_iterations", "iterations", "use_cold_l2", "print_verbose"):
+            options.pop(name, None)
+        options.pop("current_stream", None)
+        return measure_once_ms(runtime, lambda: callable(*arguments, **options)) * 1e3
+
+    for name in ("cutlass.testing", "cutlass.cute.testing"):
+        replacements = {
+            "benchmark": functools.partial(_benchmark, runtime),
+            "_benchmark_for_autotune": benchmark_once,
+        }
+        patches.set_present(importlib.import_module(name), replacements)
+
+
 def _benchmark(runtime: VirtualRuntime, callable: Callable[..., Any], **options: Any) -> float:
     """Return the microseconds of one run of `callable`: predicted, or of this computer."""
     generator = options.get("workspace_generator")
     workspace = options["kernel_arguments"] if generator is None else generator()
-    started_ms, started = runtime.clock_ms, time.perf_counter()
-    callable(*workspace.args, **workspace.kwargs)
-    on_device = (runtime.clock_ms - started_ms) * 1e3
-    return on_device or (time.perf_counter() - started) * 1e6
-
-
-def list_imported() -> list[str]:
-    """Return which packages of CuTe DSL were imported before the session."""
-    return [name for name in ("cutlass", "quack", "tvm_ffi") if name in sys.modules]
+    return measure_once_ms(runtime, lambda: callable(*workspace.args, **workspace.kwargs)) * 1e3

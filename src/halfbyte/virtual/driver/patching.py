@@ -1,7 +1,7 @@
 """Replacements of attributes, mapping items and environment variables, undone in reverse order."""
 
 import os
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 _ABSENT = object()
@@ -36,11 +36,17 @@ class Patches:
             if hasattr(owner, name):
                 self.set(owner, name, value)
 
+    def call_on_undo(self, action: Callable[[], None]) -> None:
+        """Call `action` in its turn when everything is put back."""
+        self._originals.append((action, None, _ABSENT, False))
+
     def undo(self) -> None:
         """Put every original back, the last replacement first."""
         while self._originals:
             owner, name, original, is_item = self._originals.pop()
-            if is_item and original is _ABSENT:
+            if name is None:
+                owner()
+            elif is_item and original is _ABSENT:
                 owner.pop(name, None)
             elif is_item:
                 owner[name] = original

@@ -171,14 +171,15 @@ def _is_runner(file: str) -> bool:
 
 def _print_fault(fault: BaseException, errors: TextIO) -> None:
     """Print where in the program the fault was raised, then its report."""
-    own = Path(__file__).parents[2]
-    frames = [
-        frame
-        for frame in traceback.extract_tb(fault.__traceback__)
-        if not _is_runner(frame.filename)
-        and own not in Path(frame.filename).parents
-        and "site-packages" not in frame.filename
-    ]
+    package = Path(__file__).parents[2]
+    frames = []
+    for frame in traceback.extract_tb(fault.__traceback__):
+        if _is_runner(frame.filename):
+            continue
+        if package in Path(frame.filename).parents:
+            break
+        if "site-packages" not in frame.filename and not frame.filename.startswith("<"):
+            frames.append(frame)
     for frame in frames[-1:]:
         line = linecache.getline(frame.filename, frame.lineno or 0).strip()
         print(f"{frame.filename}:{frame.lineno}: {line}", file=errors)

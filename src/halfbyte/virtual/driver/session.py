@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from halfbyte.errors import UsageError
+from halfbyte.virtual.driver.benchmarks import patch_benchmarks
 from halfbyte.virtual.driver.calls import answer_call
 from halfbyte.virtual.driver.cuda_bindings import patch_cuda_bindings
 from halfbyte.virtual.driver.cute_dsl import ERROR_KIND, make_environment, patch_cute_dsl
@@ -81,6 +82,7 @@ class cuda:  # noqa: N801 - reads as the device that programs name
             self._patches.set_environment(name, value)
         patch_cuda_bindings(self._patches, self.runtime)
         self._leave_torch = patch_torch(self._patches, self.runtime)
+        patch_benchmarks(self._patches, self.runtime)
         patch_cute_dsl(self._patches, self.runtime, self._stand_in.set_error)
 
     def _answer(self, name: str, words: list[int]) -> int:

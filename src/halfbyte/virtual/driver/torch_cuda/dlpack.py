@@ -24,9 +24,9 @@ _is_valid = ctypes.pythonapi.PyCapsule_IsValid
 _is_valid.restype, _is_valid.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_char_p]
 _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-_new_capsule = ctypes.pythonapi.PyCapsule_New
-_new_capsule.restype = ctypes.py_object
-_new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+_make_capsule = ctypes.pythonapi.PyCapsule_New
+_make_capsule.restype = ctypes.py_object
+_make_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 
 def set_capsule_device(capsule: Any, device: int, only_from: int | None = None) -> None:
@@ -63,7 +63,7 @@ def patch_dlpack(patches: Patches, tensors: DeviceTensors) -> None:
     if exchange is not None:
         api = ExchangeApi(_get_pointer(exchange, _CAPSULE) or 0, tensors)
         _kept.append(api)  # consumers cache its address for the life of the process
-        patches.set(torch.Tensor, _ATTRIBUTE, _new_capsule(api.address, _CAPSULE, None))
+        patches.set(torch.Tensor, _ATTRIBUTE, _make_capsule(api.address, _CAPSULE, None))
 
 
 _kept: list["ExchangeApi"] = []
@@ -170,12 +170,12 @@ def _set_device(address: int, device: int) -> None:
     ctypes.c_int32.from_address(address).value = device
 
 
-def _replace_device(address: int, old: int, new: int) -> bool:
-    """Change the device type `old` to `new`; tell whether it was `old`."""
+def _replace_device(address: int, wanted: int, given: int) -> bool:
+    """Change the device type `wanted` to `given`; tell whether it was `wanted`."""
     word = ctypes.c_int32.from_address(address)
-    if word.value != old:
+    if word.value != wanted:
         return False
-    word.value = new
+    word.value = given
     return True
 
 

@@ -71,8 +71,8 @@ def _make_replay(
     def replay() -> None:
         with torch.no_grad(), torch._C.DisableTorchFunction():
             again = list_tensors(function(*arguments, **keywords))
-            for old, new in zip(outputs, again, strict=True):
-                old.detach().copy_(new)
+            for output, value in zip(outputs, again, strict=True):
+                output.detach().copy_(value)
 
     return replay
 

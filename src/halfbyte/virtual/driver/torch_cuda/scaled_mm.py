@@ -23,7 +23,6 @@ def scaled_mm(
     bias: Tensor | None = None,
     scale_result: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    use_fast_accum: bool = False,
     **rest: Any,
 ) -> Tensor:
     """Return `(a * scale_a) @ (b * scale_b) + bias` in `out_dtype`, rounded once from float64.
