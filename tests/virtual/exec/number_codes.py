@@ -35,7 +35,9 @@ def pick_codes(
     if kind in MINIFLOATS:
         values = np.array(MINIFLOATS[kind])
         scale = 2.0 ** (0 if kind.startswith("u") else -3)
-        legal = np.flatnonzero((np.abs(values) <= limit) & (values / scale == np.round(values / scale)))
+        legal = np.flatnonzero(
+            (np.abs(values) <= limit) & (values / scale == np.round(values / scale))
+        )
         codes = rng.choice(legal, shape)
         return codes.astype(np.uint8), values[codes]
     if kind in ("s8", "u8", "s4", "u4", "b1"):

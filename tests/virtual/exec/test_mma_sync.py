@@ -144,7 +144,9 @@ def test_every_block_scaled_form_scales_its_blocks(name):
     count = int(re.search(r"scale_vec::(\d)X", name)[1])
     a_codes, a = pick_codes(rng, left, (rows, depth))
     b_codes, b = pick_codes(rng, right, (depth, 8))
-    legal = np.flatnonzero(np.isin(MINIFLOATS[scale], [0.5, 1, 2, 4, 1.5] if scale == "ue4m3" else [0.5, 1, 2, 4]))
+    legal = np.flatnonzero(
+        np.isin(MINIFLOATS[scale], [0.5, 1, 2, 4, 1.5] if scale == "ue4m3" else [0.5, 1, 2, 4])
+    )
     per_a, per_b = (32 // _container_bits(name, kind) for kind in (left, right))
     a_places = _left_places(rows, per_a, rows * depth // (32 * per_a))
     b_places = _right_places(per_b, 8 * depth // (32 * per_b))
@@ -156,8 +158,12 @@ def test_every_block_scaled_form_scales_its_blocks(name):
         a_lane = 4 * (rows_of_a % 8) + 2 * thread_a + rows_of_a // 8
         b_lane = 4 * np.arange(8) + thread_b
         table = np.array(MINIFLOATS[scale])
-        a_scale = table[a_scale_codes[a_lane, byte_a : byte_a + count]].repeat(depth // count, axis=1)
-        b_scale = table[b_scale_codes[b_lane, byte_b : byte_b + count]].repeat(depth // count, axis=1)
+        a_scale = table[a_scale_codes[a_lane, byte_a : byte_a + count]].repeat(
+            depth // count, axis=1
+        )
+        b_scale = table[b_scale_codes[b_lane, byte_b : byte_b + count]].repeat(
+            depth // count, axis=1
+        )
         operands = [
             _registers(name, left, a_codes, a_places),
             _registers(name, right, b_codes, b_places),
@@ -190,8 +196,12 @@ def test_the_oldest_shape_multiplies_four_times(name):
     pair, is_high, low = LANES % 16 // 4, LANES >= 16, LANES % 4
     i = np.arange(4)[None, :]
     own, other = (low + 4 * is_high)[:, None], i + 4 * is_high[:, None]
-    a_fragment = a[pair[:, None], own, i] if a_major == "row" else a[pair[:, None], other, low[:, None]]
-    b_fragment = b[pair[:, None], low[:, None], other] if b_major == "row" else b[pair[:, None], i, own]
+    a_fragment = (
+        a[pair[:, None], own, i] if a_major == "row" else a[pair[:, None], other, low[:, None]]
+    )
+    b_fragment = (
+        b[pair[:, None], low[:, None], other] if b_major == "row" else b[pair[:, None], i, own]
+    )
     j = np.arange(8)[None, :]
     if kind == "f16":
         row, column = np.broadcast_arrays(own, j)
@@ -210,7 +220,9 @@ def test_the_oldest_shape_multiplies_four_times(name):
 def test_saturation_stops_where_the_plain_form_wraps():
     ones = np.full((32, 1), 0x7F7F7F7F, np.uint32)
     full = np.full((32, 2), 2**31 - 1, np.uint32)
-    plain = _execute("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32", [ones, ones, full], np.uint32, 2)
+    plain = _execute(
+        "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32", [ones, ones, full], np.uint32, 2
+    )
     stopped = _execute(
         "mma.sync.aligned.m8n8k16.row.col.satfinite.s32.s8.s8.s32", [ones, ones, full], np.uint32, 2
     )
