@@ -25,10 +25,12 @@ def draw_body(draw: st.DrawFn, max_blocks: int = 8) -> str:
     registers = st.sampled_from([f"%r{number}" for number in range(1, 6)])
     label = st.integers(0, num_blocks - 1).map(lambda block: f"L{block}")
     predicate = st.sampled_from(["%p1", "%p2", "!%p1"])
-    special = st.sampled_from(["%tid.x", "%ctaid.x", "%warpid", "7"])
+    value = st.sampled_from(["%ctaid.x", "%warpid", "1", "2", "7", "10"])
     move = st.one_of(
         st.tuples(registers, registers, registers).map(lambda r: "add.s32 {}, {}, {};".format(*r)),
-        st.tuples(registers, special).map(lambda r: "mov.b32 {}, {};".format(*r)),
+        st.tuples(registers, value).map(lambda r: "mov.b32 {}, {};".format(*r)),
+        st.tuples(registers, value).map(lambda r: "mov.b32 {}, {};".format(*r)),
+        registers.map(lambda r: f"add.s32 {r}, {r}, 1;"),
         st.tuples(st.sampled_from(["%p1", "%p2"]), registers, registers).map(
             lambda r: "setp.lt.s32 {}, {}, {};".format(*r)
         ),
@@ -38,7 +40,8 @@ def draw_body(draw: st.DrawFn, max_blocks: int = 8) -> str:
         st.just(""),
         st.tuples(predicate, label).map(lambda r: "@{} bra {};".format(*r)),
         label.map(lambda name: f"bra {name};"),
-        st.sampled_from(["ret;", "@%p1 exit;"]),
+        st.tuples(predicate, label).map(lambda r: "@{} bra {};".format(*r)),
+        st.sampled_from(["@%p2 ret;", "@%p1 exit;"]),
     )
     lines = []
     for block in range(num_blocks):

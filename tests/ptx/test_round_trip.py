@@ -1,10 +1,13 @@
 """Parse, print, parse again: nothing of a module gets lost."""
 
 import pytest
+from hypothesis import HealthCheck, given, settings
 
 from halfbyte.ptx.lexer import tokenize
 from halfbyte.ptx.parser import parse
 from halfbyte.ptx.printer import format_module
+from halfbyte.ptx.syntax import Module
+from tests.ptx.random_modules import MODULES
 from tests.ptx.texts import HEADER, KITCHEN_SINK, make_kernel
 
 
@@ -36,3 +39,11 @@ def test_an_operand_prints_as_written(operand: str) -> None:
 def test_a_module_without_address_size_is_32_bit() -> None:
     assert parse(".version 1.0 .target sm_10").address_size == 32
     assert parse(HEADER).address_size == 64
+
+
+@given(MODULES)
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_tree_is_what_its_text_parses_to(module: Module) -> None:
+    printed = format_module(module)
+    assert parse(printed) == module
+    assert tokenize(format_module(parse(printed))).texts == tokenize(printed).texts

@@ -131,10 +131,17 @@ def test_a_jump_by_a_divergent_index_is_divergent() -> None:
     assert analyse(text).divergent_branches == {2}
 
 
+# What is read unwritten is divergent; here only %r5 and %p2 are, at first.
+WRITES = (
+    "".join(f"mov.b32 %r{n}, {n};" for n in range(1, 5))
+    + "mov.b32 %r5, %tid.x; setp.lt.s32 %p1, %r1, %r2; setp.lt.s32 %p2, %r5, %r2;"
+)
+
+
 @given(draw_body(max_blocks=7))
 @settings(max_examples=150, deadline=None)
 def test_no_run_finds_a_difference_that_the_analysis_denies(body: str) -> None:
-    flat = make_body(body)
+    flat = make_body(WRITES + body)
     flow = make_control_flow(flat)
     result = find_uniformity(flat, flow)
     simulation = WarpSimulation(flow)
