@@ -12,11 +12,11 @@ HEAD = """
 .reg .b32 %r<8>; .reg .b64 %d<8>; .reg .pred %p<2>; .shared .align 128 .b8 map[128];
 mov.u32 %r0, %tid.x; setp.eq.u32 %p0, %r0, 0; ld.param.u64 %d0, [p0]; mov.u32 %r1, map;
 """
-BASE_LAYOUT = TensorLayout("f16", (256, 64, 8), (512, 32768))
-BASE_BOX = TensorBox((64, 16, 2), swizzle=128)
+LAYOUT = TensorLayout("f16", (256, 64, 8), (512, 32768))
+BOX = TensorBox((64, 16, 2), swizzle=128)
 
 
-def make_map(address=0x10000, layout=BASE_LAYOUT, box=BASE_BOX):
+def make_map(address=0x10000, layout=LAYOUT, box=BOX):
     data = make_aligned_bytes(128)
     data[:] = np.frombuffer(encode_tensor_map(address, layout, box), np.uint8)
     return data
@@ -41,14 +41,14 @@ def test_a_replaced_field_equals_the_map_encoded_with_it(field, operands, expect
     actual = make_map()
     launch(HEAD + f"@%p0 tensormap.replace.tile.{field} [%d0], {operands};", [actual])
     layout = TensorLayout(
-        expected.get("dtype", BASE_LAYOUT.dtype),
-        expected.get("shape", BASE_LAYOUT.shape),
-        expected.get("strides", BASE_LAYOUT.strides),
+        expected.get("dtype", LAYOUT.dtype),
+        expected.get("shape", LAYOUT.shape),
+        expected.get("strides", LAYOUT.strides),
     )
     names = ("swizzle", "atom", "interleave", "fill", "element_strides")
     box = TensorBox(
-        expected.get("box", BASE_BOX.shape),
-        **{name: expected.get(name, getattr(BASE_BOX, name)) for name in names},
+        expected.get("box", BOX.shape),
+        **{name: expected.get(name, getattr(BOX, name)) for name in names},
     )
     wanted = make_map(expected.get("address", 0x10000), layout, box)
     wanted[10] = actual[10] & 0x20 | wanted[10] & 0xDF  # the size bit stays as it was
