@@ -231,3 +231,8 @@ def test_an_error_says_what_was_expected(body: str, message: str) -> None:
 def test_a_bad_module_is_refused(text: str, message: str) -> None:
     with pytest.raises(PtxError, match=message):
         parse(text)
+
+
+def test_an_initialiser_may_be_the_warp_size() -> None:
+    module = parse(HEADER + ".const .u32 width = WARP_SZ;")
+    assert module.globals[0].initializer == Immediate("WARP_SZ", 32)

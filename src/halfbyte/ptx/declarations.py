@@ -1,6 +1,7 @@
 """Declarations, parameters and directives of PTX, from tokens."""
 
 from halfbyte.ptx.constant_expressions import parse_constant
+from halfbyte.ptx.constants import WARP_SIZE
 from halfbyte.ptx.cursor import Cursor
 from halfbyte.ptx.lexer import DIRECTIVE, NUMBER, STRING, WORD
 from halfbyte.ptx.operands import parse_offset
@@ -177,7 +178,7 @@ def _parse_initializer(cursor: Cursor) -> Initializer:
         return InitializerList(tuple(items))
     if cursor.kind == STRING:
         return cursor.expect_text("a string")
-    if cursor.kind == WORD:
+    if cursor.kind == WORD and cursor.text != WARP_SIZE.text:
         return _parse_symbol_value(cursor)
     if cursor.kind == NUMBER and cursor.kinds[cursor.index + 1] == "(":
         mask = cursor.expect_integer("a byte mask")
