@@ -103,6 +103,8 @@ void Simulation::enqueue(Warp& warp) {
 void Simulation::wake(WaitQueue& queue) {
   std::vector<Warp*> waiting;
   waiting.swap(queue.warps);
+  // A running warp may be ahead of the event that it was started by.
+  const double since = running_ ? std::max(now, running_->time) : now;
   for (Warp* warp : waiting) {
     for (int i = 0; i < warp->num_fragments; ++i) {
       Fragment& fragment = warp->fragments[i];
@@ -114,7 +116,7 @@ void Simulation::wake(WaitQueue& queue) {
     }
     warp->stop = -1;
     if (warp == running_) continue;
-    warp->time = std::max(warp->time, now + kWakeDelay);
+    warp->time = std::max(warp->time, since + kWakeDelay);
     enqueue(*warp);
   }
 }
