@@ -111,7 +111,7 @@ class _Lowering:
             self.missing[instruction.opcode] = None
             self._add(_UNSUPPORTED, LoweredOperands(), guard, instruction)
             return
-        is_signed = instruction.opcode.rpartition(".")[2].startswith("s")
+        is_signed = _has_signed_result(instruction.opcode)
         problems = []
         for shape in (form, *form.alternatives):
             try:
@@ -235,3 +235,9 @@ def _find_runtime_call(
     names = [o.name for o in instruction.operands if isinstance(o, Symbol)]
     lists = [o.items for o in instruction.operands if isinstance(o, ArgumentList)]
     return RUNTIME_FORMS.get(names[0] if names else ""), lists[-1] if lists else ()
+
+
+def _has_signed_result(opcode: str) -> bool:
+    """Return whether the result is signed: the first type of an opcode is its result's."""
+    kinds = (word for word in opcode.split(".") if word in TYPE_WIDTHS)
+    return next(kinds, "").startswith("s")
