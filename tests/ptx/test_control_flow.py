@@ -96,7 +96,7 @@ def list_reached(flow: ControlFlow, start: int, without: int) -> set[int]:
 
 
 @given(draw_body())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_dominators_are_what_removing_a_node_shows(body: str) -> None:
     flow = make_flow(body)
     tree = find_dominators(flow)
@@ -109,7 +109,7 @@ def test_dominators_are_what_removing_a_node_shows(body: str) -> None:
 
 
 @given(draw_body())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_post_dominators_are_what_removing_a_node_shows(body: str) -> None:
     flow = make_flow(body)
     tree = find_post_dominators(flow)

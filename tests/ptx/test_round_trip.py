@@ -42,7 +42,7 @@ def test_a_module_without_address_size_is_32_bit() -> None:
 
 
 @given(MODULES)
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_tree_is_what_its_text_parses_to(module: Module) -> None:
     printed = format_module(module)
     assert parse(printed) == module
