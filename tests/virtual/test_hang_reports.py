@@ -175,3 +175,65 @@ def test_bytes_outstanding_at_exit_are_a_finding():
     report = launch(HEAD + "@%p0 mbarrier.arrive.expect_tx.shared.b64 %rd0, [full], 256;\n")
     assert [finding.kind for finding in report.findings] == ["exit-with-pending-bytes"]
     assert "missing bytes 256" in report.findings[0].message
+
+
+def test_a_wait_for_tensor_memory_says_what_is_allocated():
+    body = """
+    .shared .align 4 .b32 slot;
+    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [slot], 512;
+    """
+    error = find_hang(Deadlock, body, block=(64, 1, 1))
+    assert "waits for 512 columns of tensor memory; allocated are [0, 512)" in str(error)
+    assert [stop.facts for stop in error.report.hang.waits] == [
+        {"columns": 512, "owned": [[0, 512]]}
+    ]
+
+
+def test_work_in_flight_is_part_of_a_hang_report():
+    # The copy is in flight while the other warp waits for ever; the launch is cut short.
+    body = """
+    .shared .align 128 .b8 buffer[1024];
+    ld.param.u64 %rd1, [p0];
+    @%p0 mbarrier.arrive.expect_tx.shared.b64 %rd0, [full], 1024;
+    @%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes
+        [buffer], [%rd1], 1024, [full];
+    L: add.u32 %r1, %r1, 1;
+    bra L;
+    """
+    data = np.zeros(256, np.uint32)
+    options = LaunchOptions(max_instructions=60)
+    error = find_hang(Livelock, body, arguments=[data], options=options)
+    flight = error.report.hang.in_flight[0]
+    assert (flight.resource, flight.last - flight.first) == ("shared-write", 1024)
+    assert "in flight since cycle" in str(error)
+
+
+EXITS = """
+.shared .align 128 .b8 buffer[1024];
+ld.param.u64 %rd1, [p0];
+"""
+STORE = """
+@%p0 cp.async.bulk.global.shared::cta.bulk_group [%rd1], [buffer], 1024;
+cp.async.bulk.commit_group;
+"""
+LOAD = """
+@%p0 mbarrier.arrive.expect_tx.shared.b64 %rd0, [full], 1024;
+@%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes
+    [buffer], [%rd1], 1024, [full];
+"""
+WAIT = "W: mbarrier.try_wait.parity.shared.b64 %p2, [full], 0;\n@!%p2 bra W;\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "kinds"),
+    [
+        (STORE, ["exit-with-store-in-flight"]),
+        (STORE + "cp.async.bulk.wait_group.read 0;\n", []),
+        (LOAD, ["exit-with-load-in-flight", "exit-with-pending-bytes"]),
+        (LOAD + WAIT, []),
+    ],
+    ids=["store", "store-waited", "load", "load-waited"],
+)
+def test_work_that_nobody_waited_for_is_found_when_the_cta_exits(body, kinds):
+    report = launch(HEAD + EXITS + body, [np.zeros(256, np.uint32)])
+    assert [finding.kind for finding in report.findings] == kinds
