@@ -19,10 +19,10 @@ COPY_TO_ACCUMULATOR = (
 )
 
 
-def edit(old, new, count=1):
+def edit(old, replacement, count=1):
     """Return the program with `old` replaced; an edit that changes nothing is a mistake."""
     assert TEXT.count(old) >= 1, old
-    return TEXT.replace(old, new, count)
+    return TEXT.replace(old, replacement, count)
 
 
 def find_deadlock(text):

@@ -135,9 +135,9 @@ def find(pattern, text):
     return match
 
 
-def replace(text, old, new):
+def replace(text, old, replacement):
     assert old in text, old
-    return text.replace(old, new)
+    return text.replace(old, replacement)
 
 
 class Registers:
