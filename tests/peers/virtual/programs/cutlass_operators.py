@@ -22,7 +22,7 @@ def _design_key(operator: Any) -> tuple[Any, ...]:
     scheduler = type(getattr(design, "tile_scheduler", None)).__name__
     flags = (getattr(design, "use_2cta_mma", None), getattr(design, "use_tma_store", None))
     clustered = tuple(extent > 1 for extent in design.cluster_shape)
-    return (*flags, clustered, scheduler, design.tile_shape[0])
+    return (*flags, clustered, scheduler, *design.tile_shape[:2])
 
 
 def _choose_operators(family: str, args: Any, at_most: int) -> list[Any]:

@@ -107,8 +107,8 @@ def weight_mxfp4() -> None:
 
 
 @case
-def weight_qtip() -> None:
-    _check_packed_weight("qtip2s")
+def weight_mxfp8() -> None:
+    _check_packed_weight("mxfp8")
 
 
 if __name__ == "__main__":
