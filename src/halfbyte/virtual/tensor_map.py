@@ -119,7 +119,8 @@ def encode_tensor_map(address: int, layout: TensorLayout, box: TensorBox) -> byt
     _check_address(address, strides, box, element)
     _check_extents(layout, extents, element_strides)
     _check_layout(rank, box, element_strides)
-    _check_row(layout, box, element, -(-extents[0] // element_strides[0]))
+    row_step = 1 if box.interleave else element_strides[0]  # interleaved rows count slices
+    _check_row(layout, box, element, -(-extents[0] // row_step))
     words = _encode_words(address, layout.shape, strides, extents, element_strides)
     words[1] |= _encode_flags(rank, layout, box, element, strides)
     if box.im2col is not None:
@@ -218,7 +219,7 @@ def _check_row(layout: TensorLayout, box: TensorBox, element: _ElementType, elem
         )
     if size % 16:
         raise TensorMapError(f"inner box rows of {size} bytes; a multiple of 16 is wanted")
-    if box.swizzle and size > box.swizzle:
+    if box.swizzle and size > box.swizzle and not box.interleave:
         raise TensorMapError(
             f"inner box rows of {size} bytes; swizzle {box.swizzle} allows at most {box.swizzle}"
         )

@@ -32,7 +32,7 @@ _VECTORS = {
     "b64": (("b32", 2), ("b16", 4)),
     "b128": (("b64", 2),),
 }
-_PLAIN = ("u16", "s16", "u32", "s32", "u64", "s64", "f16", "bf16", "f32", "f64")
+_PLAIN = ("u16", "s16", "u32", "s32", "u64", "s64", "f32", "f64")
 
 
 def _list_moves() -> Iterator[InstructionForm]:
@@ -46,7 +46,7 @@ def _list_moves() -> Iterator[InstructionForm]:
             for part, count in vectors
         ]
         yield InstructionForm(name, FAMILY, f"={whole} {whole}", name, alternatives=tuple(shapes))
-    for kind in (*_PLAIN, "f16x2", "bf16x2"):
+    for kind in _PLAIN:
         width = TYPE_WIDTHS[kind]
         yield InstructionForm(f"mov.{kind}", FAMILY, f"={width} {width}", f"mov.{width}")
 
@@ -57,7 +57,11 @@ def _list_address_forms() -> Iterator[InstructionForm]:
         yield InstructionForm(f"cvta.to.{space}.u64", FAMILY, "=b64 b64", "cvta.to", (window,))
         is_own = int(space in ("shared", "shared::cta"))
         yield InstructionForm(
-            f"isspacep.{space}", FAMILY, "=pred b64", "isspacep", (window, is_own)
+            f"isspacep.{space}",
+            FAMILY,
+            "=pred b64",
+            "isspacep.const" if space == "const" else "isspacep",
+            (window, is_own),
         )
     yield InstructionForm("mapa.u64", FAMILY, "=b64 b64 b32", "mapa.generic")
     yield InstructionForm("mapa.shared::cluster.u32", FAMILY, "=b32 b32 b32", "mapa.b32")

@@ -36,6 +36,18 @@ Outcome isspacep(Warp& warp, const Instruction& in, uint32_t mask) {
   return Outcome::kNext;
 }
 
+// Constants lie among the registered buffers of global memory, marked read-only.
+Outcome isspacep_const(Warp& warp, const Instruction& in, uint32_t mask) {
+  const uint64_t* address = warp.read64(in.operands[1]);
+  const uint32_t inside = lanes_where(mask, [&](int lane) {
+    if ((address[lane] & kWindowMask) != 0) return false;
+    const Allocation* found = warp.simulation->memory.find(address[lane]);
+    return found != nullptr && found->is_read_only;
+  });
+  warp.set_predicate(in.operands[0], inside, mask);
+  return Outcome::kNext;
+}
+
 // The same offset in the shared memory of another CTA of the cluster.
 inline uint32_t map_shared(uint32_t address, uint32_t rank) {
   return (address & kSharedOffsetMask) | rank << kSharedRankShift;
@@ -57,6 +69,7 @@ const HandlerTable addresses({
     {"cvta", cvta},
     {"cvta.to", cvta_to},
     {"isspacep", isspacep},
+    {"isspacep.const", isspacep_const},
     {"mapa.b32", map_lanes<mapa_b32>},
     {"mapa.b64", map_lanes<mapa_b64>},
     {"mapa.generic", map_lanes<mapa_generic>},

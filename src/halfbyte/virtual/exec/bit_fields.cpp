@@ -51,12 +51,18 @@ U low_bits(uint32_t count) {
   return count >= width ? static_cast<U>(-1) : static_cast<U>((static_cast<U>(1) << (count % width)) - 1);
 }
 
-// b: first bit, c: number of bits, each taken modulo 256. What lies past the top is the sign.
+// Positions and counts of 32-bit forms are taken modulo 256, those of 64-bit forms whole (H200).
+template <class U>
+uint32_t bit_count(uint32_t count) {
+  return sizeof(U) == 8 ? (count < 256 ? count : 256) : count & 0xFF;
+}
+
+// b: first bit, c: number of bits. What lies past the top is the sign.
 template <class T>
 std::make_unsigned_t<T> bfe(std::make_unsigned_t<T> a, uint32_t b, uint32_t c) {
   using U = std::make_unsigned_t<T>;
   constexpr uint32_t width = 8 * sizeof(T);
-  const uint32_t first = b & 0xFF, length = c & 0xFF;
+  const uint32_t first = bit_count<U>(b), length = bit_count<U>(c);
   const uint32_t available = first < width ? width - first : 0;
   const uint32_t taken = length < available ? length : available;
   const U field = static_cast<U>((first < width ? a >> (first % width) : 0) & low_bits<U>(taken));
@@ -69,7 +75,7 @@ std::make_unsigned_t<T> bfe(std::make_unsigned_t<T> a, uint32_t b, uint32_t c) {
 template <class U>
 U bfi(U a, U b, uint32_t position, uint32_t count) {
   constexpr uint32_t width = 8 * sizeof(U);
-  const uint32_t first = position & 0xFF, length = count & 0xFF;
+  const uint32_t first = bit_count<U>(position), length = bit_count<U>(count);
   if (first >= width) return b;
   const U field = static_cast<U>(low_bits<U>(length) << (first % width));
   return static_cast<U>((b & ~field) | ((a << (first % width)) & field));

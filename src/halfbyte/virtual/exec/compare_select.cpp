@@ -142,9 +142,8 @@ template <class T, bool flushes>
 T slct_f32(T a, T b, float c) {
   return flush_if<flushes>(c) >= 0.0f ? a : b;
 }
-float slct_flushed(float a, float b, float c) {  // .ftz flushes f32 data too
-  return flush(c) >= 0.0f ? flush(a) : flush(b);
-}
+// .ftz flushes the selector alone; data passes as it is (H200).
+float slct_flushed(float a, float b, float c) { return flush(c) >= 0.0f ? a : b; }
 
 // Attribute 0: and, or, xor, not, mov.
 Outcome predicate_logic(Warp& warp, const Instruction& in, uint32_t mask) {

@@ -78,7 +78,7 @@ double integer_value(T value) {
 double f16_value(uint16_t code) { return F16::decode(code); }
 double bf16_value(uint16_t code) { return BF16::decode(code); }
 double f32_value(float value) { return value; }
-double f32_flushed_value(float value) { return flush(value); }
+double f32_flushed_value(float value) { return canonical(flush(value)); }
 
 template <auto function, class Argument>
 void read_lanes(double (*)(Argument), const Warp& warp, int32_t operand, double* values) {
@@ -125,7 +125,8 @@ void round_to_integers(int64_t integral, double* values) {
   }
 }
 
-// NaN -> 0; beyond the range -> the nearest end of it.
+// Beyond the range -> the nearest end of it. NaN (seen on an H200): of f64, and where the integer
+// has 64 bits, the top bit alone; else 0.
 template <class T>
 void write_integers(Warp& warp, const Instruction& in, uint32_t mask, const double* values) {
   using Limits = std::numeric_limits<T>;
@@ -133,12 +134,15 @@ void write_integers(Warp& warp, const Instruction& in, uint32_t mask, const doub
   constexpr double beyond = 2.0 * static_cast<double>(static_cast<uint64_t>(Limits::max()) / 2 + 1);
   using Work = std::conditional_t<sizeof(T) == 8, T, int64_t>;
   Storage<T>* to = destination<T>(warp, in.operands[0]);
+  const bool marks_nan = sizeof(T) == 8 || in.attributes[kSource] == kF64;
+  const T of_nan = static_cast<T>(static_cast<uint64_t>(marks_nan) << (8 * sizeof(T) - 1));
   for_independent_lanes(mask, [&](int lane) __attribute__((always_inline)) {
     const double value = values[lane];
     const bool fits = value > low && value < beyond;  // false for NaN
     const T inside = static_cast<T>(static_cast<Work>(fits ? value : 0.0));
     T result = value >= beyond ? Limits::max() : inside;
     result = value <= low ? Limits::min() : result;
+    result = value != value ? of_nan : result;
     to[lane] = to_lane<T>(result);
   });
 }
@@ -158,6 +162,32 @@ void encode_values(int64_t rounding, const double* values, EncodeOptions options
   }
 }
 
+// The code of NaN for an f64 source: its sign and the top of its payload, made quiet (seen on an H200).
+template <class Format>
+uint32_t keep_nan(double value) {
+  constexpr int drop = 52 - Format::mantissa_bits;
+  const uint64_t bits = float_bits(value);
+  const uint32_t payload = static_cast<uint32_t>(bits >> drop) & ((1u << Format::mantissa_bits) - 1);
+  const uint32_t sign = bits >> 63 ? Format::sign_bit : 0;
+  return sign | Format::infinity | 1u << (Format::mantissa_bits - 1) | payload;
+}
+
+uint32_t code_of_nan(const Instruction& in, double value) {
+  switch (in.attributes[kTarget]) {
+    case kF16: return keep_nan<FormatF16>(value);
+    case kBF16: return keep_nan<FormatBF16>(value);
+    default: return keep_nan<FormatF32>(value);
+  }
+}
+
+// cvt.rna.tf32.f32 rounds NaN as if it were a number, down: the low bits go, quiet or not (H200).
+void write_rna_tf32_nans(Warp& warp, const Instruction& in, uint32_t mask, const uint32_t* raw) {
+  uint32_t* to = warp.write32(in.operands[0]);
+  for_lanes(mask, [&](int lane) {
+    if ((raw[lane] & 0x7FFFFFFFu) > 0x7F800000u) to[lane] = raw[lane] & 0xFFFFE000u;
+  });
+}
+
 void write_codes(Warp& warp, const Instruction& in, uint32_t mask, const double* values) {
   const EncodeOptions options{in.attributes[kSatfinite] != 0, in.attributes[kRelu] != 0};
   const int64_t rounding = in.attributes[kRounding];
@@ -173,17 +203,29 @@ void write_codes(Warp& warp, const Instruction& in, uint32_t mask, const double*
     default: encode_values<FormatF32>(rounding, values, options, codes);
   }
   const bool flushes = in.attributes[kFlushes] && in.attributes[kTarget] == kF32;
+  if (in.attributes[kSource] == kF64) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      if (values[lane] != values[lane]) codes[lane] = code_of_nan(in, values[lane]);
+    }
+  }
+  uint32_t raw[kLanes];
+  const bool is_rna_tf32 = in.attributes[kTarget] == kTF32 && rounding == static_cast<int64_t>(Rounding::kNearestAway);
+  if (is_rna_tf32) std::memcpy(raw, warp.read32(in.operands[1]), sizeof(raw));
   uint32_t* to = warp.write32(in.operands[0]);
   for_independent_lanes(mask, [&](int lane) {
+    // Subnormal before rounding, as everywhere: 2^-126 - tiny becomes zero though it rounds up.
+    const bool is_tiny = flushes && std::fabs(values[lane]) < 0x1p-126;
     const uint32_t code = codes[lane] << shift;
-    to[lane] = flushes ? float_bits(flush(bit_cast<float>(code))) : code;
+    to[lane] = is_tiny ? code & 0x80000000u : code;
   });
+  if (is_rna_tf32) write_rna_tf32_nans(warp, in, mask, raw);
 }
 
 void write_doubles(Warp& warp, const Instruction& in, uint32_t mask, const double* values) {
   uint64_t* to = warp.write64(in.operands[0]);
   for_independent_lanes(mask, [&](int lane) {
-    to[lane] = values[lane] != values[lane] ? kCanonicalNan64 : float_bits(values[lane]);
+    // NaN keeps sign and payload and becomes quiet (seen on an H200).
+    to[lane] = float_bits(values[lane]) | (values[lane] != values[lane] ? kQuietBit64 : 0);
   });
 }
 
@@ -219,6 +261,8 @@ template <class Format>
 float widen(uint16_t code) {
   return Format::decode(code);
 }
+// A shift: NaN keeps its bits (seen on an H200).
+uint32_t widen_bfloat(uint16_t code) { return static_cast<uint32_t>(code) << 16; }
 template <class Format>
 uint16_t narrow(float value) {
   return static_cast<uint16_t>(encode<Format, Rounding::kNearestEven>(value));
@@ -308,7 +352,7 @@ const HandlerTable conversions({
     {"cvt.rn.f32.s32", map_lanes<cast<float, int32_t>>},
     {"cvt.rn.f32.u32", map_lanes<cast<float, uint32_t>>},
     {"cvt.f32.f16", map_lanes<widen<F16>>},
-    {"cvt.f32.bf16", map_lanes<widen<BF16>>},
+    {"cvt.f32.bf16", map_lanes<widen_bfloat>},
     {"cvt.rn.f16.f32", map_lanes<narrow<FormatF16>>},
     {"cvt.rn.bf16.f32", map_lanes<narrow<FormatBF16>>},
     {"cvt.rn.f16x2.f32", cvt_pair<FormatF16, Rounding::kNearestEven>},

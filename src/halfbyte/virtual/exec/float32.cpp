@@ -1,6 +1,8 @@
 // f32 and f32x2 arithmetic: add, sub, mul, fma, div, rcp, sqrt, min, max, abs, neg, copysign, testp.
 //
-// .ftz flushes subnormal operands and results; a result counts as subnormal after rounding.
+// .ftz flushes subnormal operands and results. A result counts as subnormal before rounding: a
+// product that rounds up to the smallest normal number becomes zero (seen on an H200). Sums that
+// small are exact, so nothing is to be told apart there.
 #include <cfenv>
 
 #include "exec/elementwise.h"
@@ -10,10 +12,28 @@
 namespace halfbyte::gpu {
 namespace {
 
-struct Add { static float apply(float a, float b) { return a + b; } };
-struct Sub { static float apply(float a, float b) { return a - b; } };
-struct Mul { static float apply(float a, float b) { return a * b; } };
-struct Div { static float apply(float a, float b) { return a / b; } };
+constexpr double kSmallestNormal = 0x1p-126;
+
+// `is_tiny`: the exact result lies below the smallest normal number.
+struct Add {
+  static float apply(float a, float b) { return a + b; }
+  static bool is_tiny(float, float) { return false; }
+};
+struct Sub {
+  static float apply(float a, float b) { return a - b; }
+  static bool is_tiny(float, float) { return false; }
+};
+struct Mul {
+  static float apply(float a, float b) { return a * b; }
+  static bool is_tiny(double a, double b) { return std::fabs(a * b) < kSmallestNormal; }
+};
+struct Div {
+  static float apply(float a, float b) { return a / b; }
+  static bool is_tiny(double a, double b) { return std::fabs(a) < std::fabs(b) * kSmallestNormal; }
+};
+
+// Zero with the sign of the value.
+inline float zero_like(float value) { return bit_cast<float>(float_bits(value) & 0x80000000u); }
 
 template <bool flushes, bool saturates>
 inline float finish(float result) {
@@ -23,12 +43,18 @@ inline float finish(float result) {
 
 template <class Operation, bool flushes, bool saturates>
 float binary(float a, float b) {
-  return finish<flushes, saturates>(Operation::apply(flush_if<flushes>(a), flush_if<flushes>(b)));
+  const float x = flush_if<flushes>(a), y = flush_if<flushes>(b);
+  const float result = Operation::apply(x, y);
+  const bool is_tiny = flushes && Operation::is_tiny(x, y);
+  return finish<flushes, saturates>(is_tiny ? zero_like(result) : result);
 }
 template <bool flushes, bool saturates>
 float fma(float a, float b, float c) {
-  return finish<flushes, saturates>(
-      std::fma(flush_if<flushes>(a), flush_if<flushes>(b), flush_if<flushes>(c)));
+  const float x = flush_if<flushes>(a), y = flush_if<flushes>(b), z = flush_if<flushes>(c);
+  const float result = std::fma(x, y, z);
+  const double product = static_cast<double>(x) * static_cast<double>(y);  // exact
+  const bool is_tiny = flushes && std::fabs(product + static_cast<double>(z)) < kSmallestNormal;
+  return finish<flushes, saturates>(is_tiny ? zero_like(result) : result);
 }
 template <bool flushes>
 float rcp(float a) {
@@ -104,7 +130,7 @@ bool has_property(Float value, int64_t property) {
     case 1: return std::isinf(value);
     case 2: return !std::isnan(value);
     case 3: return std::isnan(value);
-    case 4: return std::fpclassify(value) == FP_NORMAL;
+    case 4: return std::isfinite(value) && std::fpclassify(value) != FP_SUBNORMAL;  // zero is
     default: return std::fpclassify(value) == FP_SUBNORMAL;
   }
 }

@@ -1,6 +1,7 @@
 // f64 arithmetic.
 //
-// A NaN result is the first NaN operand, made quiet; without one, the default NaN.
+// A NaN result is a NaN operand, made quiet; without one, the default NaN. Of several, the second
+// operand goes before the first (seen on an H200; of div, a is asked first).
 #include <cfenv>
 
 #include "exec/elementwise.h"
@@ -26,21 +27,22 @@ inline double choose_nan(double result, double first, Rest... rest) {
   return chosen;
 }
 
-double add(double a, double b) { return choose_nan(a + b, a, b); }
-double sub(double a, double b) { return choose_nan(a - b, a, b); }
-double mul(double a, double b) { return choose_nan(a * b, a, b); }
+double add(double a, double b) { return choose_nan(a + b, b, a); }
+double sub(double a, double b) { return choose_nan(a - b, b, a); }
+double mul(double a, double b) { return choose_nan(a * b, b, a); }
 double div(double a, double b) { return choose_nan(a / b, a, b); }
-double fma(double a, double b, double c) { return choose_nan(std::fma(a, b, c), a, b, c); }
+double fma(double a, double b, double c) { return choose_nan(std::fma(a, b, c), b, a, c); }
 double rcp(double a) { return choose_nan(1.0 / a, a); }
 double sqrt(double a) { return choose_nan(std::sqrt(a), a); }
-double abs(double a) { return bit_cast<double>(float_bits(a) & ~kSign); }
-double neg(double a) { return bit_cast<double>(float_bits(a) ^ kSign); }
+// A NaN keeps its sign: on an H200 these are additions.
+double abs(double a) { return a != a ? quiet(a) : bit_cast<double>(float_bits(a) & ~kSign); }
+double neg(double a) { return a != a ? quiet(a) : bit_cast<double>(float_bits(a) ^ kSign); }
 double copysign(double a, double b) {
   return bit_cast<double>((float_bits(a) & kSign) | (float_bits(b) & ~kSign));
 }
 template <bool is_max>
 double extreme(double a, double b) {
-  if (a != a) return b != b ? quiet(a) : b;
+  if (a != a) return b != b ? quiet(b) : b;
   if (b != b) return a;
   if (a == b) return bit_cast<double>(is_max ? float_bits(a) & float_bits(b) : float_bits(a) | float_bits(b));
   return (is_max ? a > b : a < b) ? a : b;

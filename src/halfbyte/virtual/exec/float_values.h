@@ -12,14 +12,13 @@ namespace halfbyte::gpu {
 // PTX ISA, "Floating Point Operations": f32 results that are NaN are this one pattern.
 constexpr uint32_t kCanonicalNan32 = 0x7FFFFFFFu;
 constexpr uint16_t kCanonicalNan16 = 0x7FFFu;  // f16 and bf16 alike
-// The NaN that tensor copies may fill with for elements out of bounds and that fma.oob ignores. PTX
-// does not publish its bits; this pattern is an assumption.
-constexpr uint16_t kOutOfBoundsNan16 = 0xFFFFu;
+// The NaN that tensor copies may fill with for elements out of bounds (seen on an H200) and that
+// fma.oob ignores.
+constexpr uint16_t kOutOfBoundsNan16 = 0x7FF7u;
 // Default NaN of f64 operations without a NaN operand.
 constexpr uint64_t kDefaultNan64 = 0xFFF8000000000000ull;
 
-// NaN that conversions to f64 give.
-constexpr uint64_t kCanonicalNan64 = 0x7FF8000000000000ull;
+constexpr uint64_t kQuietBit64 = 0x0008000000000000ull;
 
 inline uint32_t float_bits(float value) { return bit_cast<uint32_t>(value); }
 inline uint64_t float_bits(double value) { return bit_cast<uint64_t>(value); }

@@ -30,7 +30,11 @@ inline float value_of(uint16_t code) {
 
 template <class Type, bool flushes, bool saturates, bool clamps, class Float>
 inline uint16_t finish(Float result) {
-  const Float value = saturates ? saturate(result) : result;
+  // A result counts as subnormal before rounding (seen on an H200).
+  constexpr Float kSmallestNormal = static_cast<Float>(0x1p-14);
+  const bool is_tiny = flushes && std::fabs(result) < kSmallestNormal;
+  const Float kept = is_tiny ? std::copysign(static_cast<Float>(0), result) : result;
+  const Float value = saturates ? saturate(kept) : kept;
   const uint32_t code =
       encode<typename Type::Codes, Rounding::kNearestEven>(value, EncodeOptions{false, clamps});
   return static_cast<uint16_t>(flushes ? flush16<typename Type::Values>(code) : code);
@@ -70,13 +74,16 @@ uint16_t fma(uint16_t a, uint16_t b, uint16_t c) {
   return is_outside ? 0 : code;
 }
 
+// NaN becomes the canonical one (seen on an H200).
 template <class Type, bool flushes>
 uint16_t abs(uint16_t a) {
-  return (flushes ? flush16<typename Type::Values>(a) : a) & 0x7FFF;
+  const uint32_t value = flushes ? flush16<typename Type::Values>(a) : a;
+  return is_nan16(a, Type::Values::kInfinity) ? kCanonicalNan16 : value & 0x7FFF;
 }
 template <class Type, bool flushes>
 uint16_t neg(uint16_t a) {
-  return (flushes ? flush16<typename Type::Values>(a) : a) ^ 0x8000;
+  const uint32_t value = flushes ? flush16<typename Type::Values>(a) : a;
+  return is_nan16(a, Type::Values::kInfinity) ? kCanonicalNan16 : value ^ 0x8000;
 }
 
 // Codes ordered as their values, -0 before +0.

@@ -105,8 +105,7 @@ T sad(T a, T b, T c) {
   return add<T>(c, a < b ? sub<T>(b, a) : sub<T>(a, b));
 }
 
-// Division by zero is unspecified in PTX; the quotient is all ones and the remainder the dividend,
-// as GPUs give. The most negative value divided by -1 wraps to itself, remainder 0.
+// Division by zero is unspecified in PTX; quotient and remainder are all ones, as on an H200. The most negative value divided by -1 wraps to itself, remainder 0.
 template <class T>
 T div(T a, T b) {
   const bool wraps = std::is_signed_v<T> && b == static_cast<T>(-1);
@@ -120,7 +119,7 @@ T rem(T a, T b) {
   const bool wraps = std::is_signed_v<T> && b == static_cast<T>(-1);
   const T divisor = b == 0 || wraps ? static_cast<T>(1) : b;
   const T remainder = static_cast<T>(a % divisor);
-  return b == 0 ? a : remainder;
+  return b == 0 ? static_cast<T>(~static_cast<T>(0)) : remainder;
 }
 
 template <class T>
@@ -187,6 +186,8 @@ const HandlerTable wrapping({
     {"abs.s64", map_lanes<abs<int64_t>>},
     {"add.sat.s32", map_lanes<add_sat<int32_t>>},
     {"sub.sat.s32", map_lanes<sub_sat<int32_t>>},
+    {"add.sat.u32", map_lanes<add_sat<uint32_t>>},
+    {"sub.sat.u32", map_lanes<sub_sat<uint32_t>>},
     {"mad.hi.sat.s32", map_lanes<mad_hi_sat>},
     {"mul24.lo.u32", map_lanes<mul24_lo<uint32_t>>},
     {"mul24.lo.s32", map_lanes<mul24_lo<int32_t>>},
@@ -226,7 +227,6 @@ void register_packed_forms(const std::string& type) {
   register_handler("min." + type, map_lanes<map_parts2<min<T>, T>>);
   register_handler("max." + type, map_lanes<map_parts2<max<T>, T>>);
   if constexpr (std::is_signed_v<T>) {
-    register_handler("abs." + type, map_lanes<map_parts1<abs<T>, T>>);
     register_handler("min.relu." + type, map_lanes<map_parts2<min_relu<T>, T>>);
     register_handler("max.relu." + type, map_lanes<map_parts2<max_relu<T>, T>>);
   }

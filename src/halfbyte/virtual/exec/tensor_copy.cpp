@@ -56,26 +56,28 @@ std::string describe_coordinates(const TensorRequest& request, int count) {
   return text + "}";
 }
 
+bool is_registered(const Warp& warp, const AddressSpan& span, bool is_write) {
+  if (span.end <= span.begin) return true;
+  const Allocation* found = warp.simulation->memory.find(span.begin);
+  return found && !found->is_freed && span.end <= found->end && !(is_write && found->is_read_only);
+}
+
 // Faults unless every row that exists in the tensor lies in a registered buffer.
 void check_rows(Warp& warp, const Instruction& in, int lane, const TensorRequest& request,
                 bool is_write) {
-  uint64_t begin = 1, end = 0;
-  const uint32_t bits = request.map.element_bits();
-  const uint32_t step = request.map.element_strides[0];
+  if (request.mode == TensorMode::kTile && is_registered(warp, find_tile_span(request), is_write)) return;
+  const uint64_t bits = request.map.unit_bits();
+  const uint64_t step = request.map.element_strides[0];
   for_each_row(request, [&](const TensorRow& row) {
     if (row.last <= row.first) return;
-    const uint64_t first = row.address + static_cast<uint64_t>(row.first) * step * bits / 8;
-    const uint64_t last =
-        row.address + (static_cast<uint64_t>(row.last - 1) * step * bits + bits + 7) / 8;
-    if (first >= begin && last <= end) return;
+    const AddressSpan span{row.address + row.first * step * bits / 8,
+                           row.address + ((row.last - 1) * step * bits + bits + 7) / 8};
+    if (is_registered(warp, span, is_write)) return;
     const std::string what =
         format_text("the box at %s of the %s %s",
                     describe_coordinates(request, static_cast<int>(in.attributes[1])).c_str(),
                     request.map.describe().c_str(), is_write ? "writes" : "reads");
-    const Allocation& found =
-        check_global_range(warp, in, lane, first, last - first, is_write, what.c_str());
-    begin = found.begin;
-    end = found.end;
+    check_global_range(warp, in, lane, span.begin, span.end - span.begin, is_write, what.c_str());
   });
 }
 

@@ -79,12 +79,17 @@ inline Value choose_extreme(Value a, Value b, double first, double second, bool 
 template <Reduction Operation, class Value>
 inline Value combine(Value old, Value value) {
   if constexpr (std::is_same_v<Value, FlushedFloat>) {
-    return {flush_subnormal(flush_subnormal(old.value) + flush_subnormal(value.value))};
+    const float sum = flush_subnormal(flush_subnormal(old.value) + flush_subnormal(value.value));
+    return {sum != sum ? bit_cast<float>(0x7FFFFFFFu) : sum};
   } else if constexpr (IsNarrowFloat<Value>::value) {
     if constexpr (Operation == Reduction::kAdd) return Value::round(old.value() + value.value());
     return choose_extreme(old, value, old.value(), value.value(), Operation == Reduction::kMin);
-  } else if constexpr (Operation == Reduction::kAdd && std::is_floating_point_v<Value>) {
-    return old + value;
+  } else if constexpr (Operation == Reduction::kAdd && std::is_same_v<Value, double>) {
+    // NaN as it is, not made quiet (seen on an H200).
+    return old != old ? old : value != value ? value : old + value;
+  } else if constexpr (Operation == Reduction::kAdd && std::is_same_v<Value, float>) {
+    const float sum = old + value;
+    return sum != sum ? bit_cast<float>(0x7FFFFFFFu) : sum;
   } else if constexpr (Operation == Reduction::kAdd) {
     using Bits = std::make_unsigned_t<Value>;
     return static_cast<Value>(static_cast<Bits>(old) + static_cast<Bits>(value));

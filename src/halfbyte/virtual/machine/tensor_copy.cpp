@@ -12,7 +12,7 @@ namespace halfbyte::gpu {
 namespace {
 
 constexpr uint32_t kChunk = 16;
-constexpr uint32_t kLongestRow = 2048;  // 256 elements of 8 bytes
+constexpr uint32_t kLongestRow = 8192;  // 256 slices of 32 bytes
 constexpr uint32_t kPixelsOfWideColumn = 128;
 constexpr uint32_t kPixelsPerHalo = 32;
 
@@ -27,7 +27,7 @@ void clip(int64_t start, uint32_t count, uint32_t stride, uint64_t extent, Tenso
 }
 
 uint64_t row_start(const TensorMap& map, int64_t column) {
-  const int64_t bits = column * map.element_bits();
+  const int64_t bits = column * map.unit_bits();
   return map.address + static_cast<uint64_t>(bits >> 3);
 }
 
@@ -40,7 +40,15 @@ Extents box_extents(const TensorMap& map) {
   for (int i = 0; i < kMaxRank; ++i) {
     extents.count[i] = (map.box[i] + map.element_strides[i] - 1) / map.element_strides[i];
   }
+  if (map.is_interleaved_tile() && map.rank >= 3) extents.count[map.rank - 2] = 1;
   return extents;
+}
+
+// First and last global byte of the elements of a row that exist.
+AddressSpan row_span(const TensorMap& map, const TensorRow& row) {
+  const uint64_t step = static_cast<uint64_t>(map.element_strides[0]) * map.unit_bits();
+  return {row.address + row.first * step / 8,
+          row.address + ((row.last - 1) * step + map.unit_bits() + 7) / 8};
 }
 
 template <class Visit>
@@ -175,8 +183,7 @@ void write_flipped_row(const Swizzle& swizzle, uint8_t* shared, uint32_t offset,
 }
 
 void write_any_row(const TensorMap& map, const Swizzle& swizzle, uint8_t* shared, uint32_t offset,
-                   const uint8_t* row) {
-  const uint32_t chunks = map.shared_row_bytes() / kChunk;
+                   const uint8_t* row, uint32_t chunks) {
   if (map.element == TensorElement::kU4Padded) return write_row<8>(swizzle, shared, offset, row, chunks);
   if (map.element == TensorElement::kU6Padded) return write_row<12>(swizzle, shared, offset, row, chunks);
   if (swizzle.flips_8) return write_flipped_row(swizzle, shared, offset, row, chunks);
@@ -196,18 +203,25 @@ void pack_6_bits(const uint8_t* chunk, uint8_t* packed) {
   }
 }
 
+void read_plain_row(const Swizzle& swizzle, const uint8_t* shared, uint32_t offset, uint8_t* row,
+                    uint32_t chunks) {
+  for (uint32_t i = 0; i < chunks; ++i, offset += kChunk) {
+    std::memcpy(row + i * kChunk, shared + swizzle.apply(offset), kChunk);
+  }
+}
+
 void read_row(const TensorMap& map, const Swizzle& swizzle, const uint8_t* shared, uint32_t offset,
-              uint8_t* row) {
-  const uint32_t chunks = map.shared_row_bytes() / kChunk;
+              uint8_t* row, uint32_t chunks) {
+  const bool is_packed = map.element == TensorElement::kU6Padded;
+  if (!is_packed && !swizzle.flips_8) return read_plain_row(swizzle, shared, offset, row, chunks);
   for (uint32_t i = 0; i < chunks; ++i, offset += kChunk) {
     const uint8_t* chunk = shared + swizzle.apply(offset);
-    if (map.element == TensorElement::kU6Padded) {
+    if (is_packed) {
       pack_6_bits(chunk, row + i * 12);
-    } else if (swizzle.is_flipped(offset)) {
-      std::memcpy(row + i * kChunk, chunk + 8, 8);
-      std::memcpy(row + i * kChunk + 8, chunk, 8);
     } else {
-      std::memcpy(row + i * kChunk, chunk, kChunk);
+      const uint32_t first = swizzle.is_flipped(offset) ? 8 : 0;
+      std::memcpy(row + i * kChunk, chunk + first, 8);
+      std::memcpy(row + i * kChunk + 8, chunk + (8 - first), 8);
     }
   }
 }
@@ -218,16 +232,19 @@ void fill_row(const TensorMap& map, uint8_t* row, uint32_t bytes) {
     std::memset(row, 0, bytes);
     return;
   }
-  const uint32_t element = map.element_bits() / 8;
-  for (uint32_t i = 0; i < bytes; ++i) row[i] = (i % element) == element - 1 ? 0x7F : 0xFF;
+  // 16 bits, repeated for wider elements (seen on an H200).
+  for (uint32_t i = 0; i < bytes; ++i) row[i] = i % 2 ? 0x7F : 0xF7;
 }
 
-void flush_row(uint8_t* row, uint32_t count) {
-  for (uint32_t i = 0; i < count; ++i) {
-    float value;
-    std::memcpy(&value, row + 4 * i, 4);
-    value = flush_subnormal(value);
-    std::memcpy(row + 4 * i, &value, 4);
+// TF32 maps round on the way to shared memory, to nearest, and make NaN 0x7FFFE000; subnormal
+// numbers stay, those of the types called .ftz too (seen on an H200).
+void round_row_to_tf32(uint8_t* row, uint32_t first, uint32_t last) {
+  for (uint32_t i = first; i < last; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, row + 4 * i, 4);
+    const bool is_nan = (bits & 0x7FFFFFFFu) > 0x7F800000u;
+    bits = is_nan ? 0x7FFFE000u : (bits + 0xFFFu + (bits >> 13 & 1)) & 0xFFFFE000u;
+    std::memcpy(row + 4 * i, &bits, 4);
   }
 }
 
@@ -235,14 +252,12 @@ struct alignas(64) RowBuffer {
   uint8_t data[kLongestRow];
 };
 
-// The row's bytes as they go to shared memory: global memory itself where nothing is to be done.
+// The row's bytes as they go to shared memory, with what lies outside the tensor filled in.
 const uint8_t* read_global_row(const TensorMap& map, const TensorRow& row, RowBuffer& buffer) {
-  const uint32_t bits = map.element_bits();
+  const uint32_t bits = map.unit_bits();
   const uint32_t bytes = map.packed_row_bytes();
   const auto* source = reinterpret_cast<const uint8_t*>(row.address);
   const uint32_t step = map.element_strides[0];
-  const bool is_whole = row.first == 0 && row.last == map.row_elements();
-  if (is_whole && step == 1 && map.element != TensorElement::kF32Ftz) return source;
   fill_row(map, buffer.data, bytes);
   if (row.last <= row.first) return buffer.data;
   if (step == 1) {
@@ -254,26 +269,27 @@ const uint8_t* read_global_row(const TensorMap& map, const TensorRow& row, RowBu
       std::memcpy(buffer.data + i * element, source + static_cast<size_t>(i) * step * element, element);
     }
   }
-  if (map.element == TensorElement::kF32Ftz) flush_row(buffer.data, map.row_elements());
+  if (map.is_tf32) round_row_to_tf32(buffer.data, row.first * bits / 32, row.last * bits / 32);
   return buffer.data;
 }
 
 void write_global_row(const TensorMap& map, const TensorRow& row, const uint8_t* bytes,
                       ReduceElements reduce) {
-  const uint32_t bits = map.element_bits();
+  const uint32_t bits = map.unit_bits();
+  const uint32_t elements = bits / map.element_bits();  // of a unit
   auto* target = reinterpret_cast<uint8_t*>(row.address);
   const uint32_t step = map.element_strides[0];
   const uint32_t begin = row.first * bits / 8;
   if (step == 1 && !reduce) {
     std::memcpy(target + begin, bytes + begin, row.last * bits / 8 - begin);
   } else if (step == 1) {
-    reduce(target + begin, bytes + begin, row.last - row.first);
+    reduce(target + begin, bytes + begin, (row.last - row.first) * elements);
   } else {
     const uint32_t element = bits / 8;
     for (uint32_t i = row.first; i < row.last; ++i) {
       uint8_t* at = target + static_cast<size_t>(i) * step * element;
       if (reduce) {
-        reduce(at, bytes + i * element, 1);
+        reduce(at, bytes + i * element, elements);
       } else {
         std::memcpy(at, bytes + i * element, element);
       }
@@ -298,6 +314,27 @@ uint32_t TensorRequest::num_rows() const {
   return rows;
 }
 
+AddressSpan find_tile_span(const TensorRequest& request) {
+  const TensorMap& map = request.map;
+  const Extents extents = box_extents(map);
+  TensorRow row{};
+  clip(request.coordinates[0], map.row_elements(), map.element_strides[0], map.dims[0], row);
+  if (row.last <= row.first) return {0, 0};
+  row.address = row_start(map, request.coordinates[0]);
+  uint64_t beyond = 0;  // from the first to the last row
+  for (uint32_t i = 1; i < map.rank; ++i) {
+    TensorRow outer{};
+    clip(request.coordinates[i], extents.count[i], map.element_strides[i], map.dims[i], outer);
+    if (outer.last <= outer.first) return {0, 0};
+    const int64_t first =
+        request.coordinates[i] + static_cast<int64_t>(outer.first) * map.element_strides[i];
+    row.address += static_cast<uint64_t>(first) * map.strides[i];
+    beyond += static_cast<uint64_t>(outer.last - 1 - outer.first) * map.element_strides[i] * map.strides[i];
+  }
+  const AddressSpan span = row_span(map, row);
+  return {span.begin, span.end + beyond};
+}
+
 void for_each_row(const TensorRequest& request, const std::function<void(const TensorRow&)>& visit) {
   visit_request(request, visit);
 }
@@ -305,12 +342,17 @@ void for_each_row(const TensorRequest& request, const std::function<void(const T
 void load_tensor(const TensorRequest& request, const std::vector<uint8_t*>& shared, uint32_t offset) {
   const TensorMap& map = request.map;
   const Swizzle swizzle = swizzle_of(map);
-  const uint32_t bytes = map.shared_row_bytes();
+  const uint32_t elements = map.row_elements();
+  const uint32_t chunks = map.shared_row_bytes() / kChunk;
+  const uint32_t pitch = map.shared_row_pitch();
+  const bool is_direct = map.element_strides[0] == 1 && !map.is_tf32;
   RowBuffer buffer;
   visit_request(request, [&](const TensorRow& row) {
-    const uint8_t* source = read_global_row(map, row, buffer);
-    for (uint8_t* target : shared) write_any_row(map, swizzle, target, offset, source);
-    offset += bytes;
+    const bool is_whole = is_direct && row.first == 0 && row.last == elements;
+    const uint8_t* source = is_whole ? reinterpret_cast<const uint8_t*>(row.address)
+                                     : read_global_row(map, row, buffer);
+    for (uint8_t* target : shared) write_any_row(map, swizzle, target, offset, source, chunks);
+    offset += pitch;
   });
 }
 
@@ -318,14 +360,20 @@ void store_tensor(const TensorRequest& request, const uint8_t* shared, uint32_t 
                   ReduceElements reduce) {
   const TensorMap& map = request.map;
   const Swizzle swizzle = swizzle_of(map);
-  const uint32_t bytes = map.shared_row_bytes();
+  const uint32_t elements = map.row_elements();
+  const uint32_t chunks = map.shared_row_bytes() / kChunk;
+  const uint32_t pitch = map.shared_row_pitch();
+  // Whole rows of plain elements go straight to global memory.
+  const bool is_direct = !reduce && !map.is_padded() && !swizzle.flips_8 && map.element_strides[0] == 1;
   RowBuffer buffer;
   visit_request(request, [&](const TensorRow& row) {
-    if (row.first < row.last) {
-      read_row(map, swizzle, shared, offset, buffer.data);
+    if (is_direct && row.first == 0 && row.last == elements) {
+      read_plain_row(swizzle, shared, offset, reinterpret_cast<uint8_t*>(row.address), chunks);
+    } else if (row.first < row.last) {
+      read_row(map, swizzle, shared, offset, buffer.data, chunks);
       write_global_row(map, row, buffer.data, reduce);
     }
-    offset += bytes;
+    offset += pitch;
   });
 }
 
@@ -372,6 +420,25 @@ std::string find_mode_error(const TensorRequest& request) {
 
 }  // namespace
 
+namespace {
+
+std::string find_store_error(const TensorRequest& request) {
+  const TensorMap& map = request.map;
+  for (uint32_t i = 0; i < map.rank && request.mode != TensorMode::kRows; ++i) {
+    if (request.coordinates[i] >= 0) continue;
+    return format_text("coordinate %d in dimension %u; a store must not start before the tensor",
+                       request.coordinates[i], i);
+  }
+  for (uint32_t i = 0; map.is_im2col && i + 2 < map.rank; ++i) {
+    if (map.lower[i] >= 0) continue;
+    return format_text("lower corner %d in dimension %u; an im2col store wants none below 0",
+                       map.lower[i], i + 1);
+  }
+  return "";
+}
+
+}  // namespace
+
 std::string find_request_error(const TensorRequest& request, bool is_store, bool is_reduction) {
   const std::string error = find_mode_error(request);
   if (!error.empty()) return error;
@@ -384,11 +451,12 @@ std::string find_request_error(const TensorRequest& request, bool is_store, bool
     return format_text("first coordinate %d; types with padding want a multiple of 128",
                        request.coordinates[0]);
   }
-  if (static_cast<int64_t>(request.coordinates[0]) * map.element_bits() % 8) {
-    return format_text("first coordinate %d does not start a byte of %u-bit elements",
-                       request.coordinates[0], map.element_bits());
+  // Silicon (an H200) ends the kernel with an illegal instruction for each of these.
+  if (static_cast<int64_t>(request.coordinates[0]) * map.unit_bits() % 128) {
+    return format_text("first coordinate %d of %u-bit elements; a box starts at a multiple of 16 bytes",
+                       request.coordinates[0], map.unit_bits());
   }
-  return "";
+  return is_store ? find_store_error(request) : "";
 }
 
 }  // namespace halfbyte::gpu

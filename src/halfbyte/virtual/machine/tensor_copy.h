@@ -21,7 +21,7 @@ struct TensorRequest {
   uint32_t offsets[3] = {};  // im2col: W, H, D; im2col::w: halo, offset
 
   uint32_t num_rows() const;
-  uint32_t shared_bytes() const { return num_rows() * map.shared_row_bytes(); }
+  uint32_t shared_bytes() const { return num_rows() * map.shared_row_pitch(); }
   // Bytes copied, as an mbarrier counts them: padding in shared memory is not copied.
   uint32_t counted_bytes() const { return num_rows() * map.packed_row_bytes(); }
 };
@@ -36,6 +36,14 @@ struct TensorRow {
 
 // Every row in the order of shared memory.
 void for_each_row(const TensorRequest& request, const std::function<void(const TensorRow&)>& visit);
+
+// Global addresses between the first and the last byte that a box in tile mode touches; empty when
+// it lies outside the tensor.
+struct AddressSpan {
+  uint64_t begin;
+  uint64_t end;
+};
+AddressSpan find_tile_span(const TensorRequest& request);
 
 // Why this request cannot be made of this map; empty when it can.
 std::string find_request_error(const TensorRequest& request, bool is_store, bool is_reduction);

@@ -60,7 +60,7 @@ std::string find_row_error(const TensorMap& map) {
   if (bytes % 16) {
     return format_text("inner box rows of %u bytes; they must be a multiple of 16", bytes);
   }
-  if (map.swizzle_bytes && bytes > map.swizzle_bytes) {
+  if (map.swizzle_bytes && bytes > map.swizzle_bytes && !map.is_interleaved_tile()) {
     return format_text("inner box rows of %u bytes; a %u-byte swizzle allows at most %u", bytes,
                        map.swizzle_bytes, map.swizzle_bytes);
   }
@@ -101,7 +101,13 @@ uint32_t TensorMap::shared_row_bytes() const {
   return is_padded() ? row_elements() : packed_row_bytes();
 }
 
-uint32_t TensorMap::packed_row_bytes() const { return row_elements() * element_bits() / 8; }
+uint32_t TensorMap::packed_row_bytes() const { return row_elements() * unit_bits() / 8; }
+
+uint32_t TensorMap::shared_row_pitch() const {
+  const uint32_t bytes = shared_row_bytes();
+  const bool is_padded_to_span = !is_interleaved_tile() && swizzle_bytes != 96;
+  return is_padded_to_span && bytes < swizzle_bytes ? swizzle_bytes : bytes;
+}
 
 std::string TensorMap::describe() const {
   std::string text = format_text("%s map of %s [", is_im2col ? "im2col" : "tile",

@@ -1,5 +1,8 @@
 // The 128-byte tensor map (PTX ISA, "Tensor-map"): opaque there, its bits found by encoding.
 //
+// With interleave, dimension 0 counts columns of a slice of 16 or 32 bytes, and the last dimension but
+// one the slices of channels, of which a copy takes one whatever the box says (seen on an H200).
+//
 // Bits, all of the first 64 bytes (little endian). Observed in tensor maps that CuTe DSL encodes,
 // except those marked "assumed":
 //   0..63      global address
@@ -52,6 +55,9 @@ struct TensorMap {
   uint32_t pixels = 0;  // im2col, per column
 
   uint32_t element_bits() const;
+  // What dimension 0 counts: elements, or with interleave whole slices of channels.
+  uint32_t unit_bits() const { return is_interleaved_tile() ? interleave_bytes * 8 : element_bits(); }
+  bool is_interleaved_tile() const { return interleave_bytes != 0 && !is_im2col; }
   // Types whose 16 elements fill 16 bytes of shared memory, padding included.
   bool is_padded() const {
     return element == TensorElement::kU4Padded || element == TensorElement::kU6Padded;
@@ -60,6 +66,8 @@ struct TensorMap {
   uint32_t row_elements() const;
   uint32_t shared_row_bytes() const;
   uint32_t packed_row_bytes() const;
+  // From one row to the next in shared memory: rows shorter than the swizzle's span lie a span apart.
+  uint32_t shared_row_pitch() const;
   std::string describe() const;
 };
 

@@ -34,6 +34,7 @@ def make_programs() -> tuple[ConformanceProgram, ...]:
         _own_words("atomic_shared_64", "shared", 64, INTEGER_OPERATIONS[64], integer_edges(64)),
         _floats("global"),
         _floats("shared"),
+        _own_words("atomic_global_f32_add", "global", 32, ["add.f32"] * 4, FLOAT32_EDGES),
         _halves("global"),
         _halves("shared"),
         _compare_and_swap(),

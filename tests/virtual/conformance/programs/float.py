@@ -31,6 +31,7 @@ def make_programs() -> tuple[ConformanceProgram, ...]:
         _double_divide(),
         _half(),
         _bfloat(),
+        _half_out_of_bounds(),
         _half_compare(),
         _half_approximate(),
     )
@@ -205,6 +206,17 @@ def _bfloat() -> ConformanceProgram:
     )
     table = _half_columns("bf16", flags, ("rn", "rn.relu"))
     return elementwise("float_bfloat_arithmetic", _half_table(BFLOAT16_EDGES, 2), table)
+
+
+def _half_out_of_bounds() -> ConformanceProgram:
+    """Return fma.oob, which takes the NaN that tensor copies fill with for a zero product."""
+    edges = np.array([0x7FF7, 0xFFF7, 0x7FFF, 0xFFFF, 0x7E00, 0x7C00, 0x3C00, 0x0000], np.uint16)
+    table = cross(
+        [f"fma.rn.oob{relu}.{kind}" for relu in ("", ".relu") for kind in ("f16", "bf16")],
+        "%a, %b, %c",
+        16,
+    )
+    return elementwise("float_half_out_of_bounds", _half_table(edges, 4), table)
 
 
 def _half_compare() -> ConformanceProgram:

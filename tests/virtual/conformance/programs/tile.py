@@ -204,6 +204,8 @@ def _types() -> ConformanceProgram:
         [FLOAT32_EDGES, make_random(13, 1).randint(0, 1 << 31, 93).astype(np.uint32)]
     )
     source = np.resize(floats, 512)
+    # Halfway between two tf32 numbers, with an even and an odd one below; then one more bit.
+    source[16:24] = [0x3F801000, 0x3F803000, 0xBF801000, 0xBF803000, 0x3F801001, 0x1000, 0x3000, 0xFFF]
     maps, copies = [], []
     for dtype, size in BYTES.items():
         tensor_map = _tile_map(dtype, dtype, (256 // size, 4), (64 // size, 4))
