@@ -106,7 +106,9 @@ Transfer begin_transfer(Warp& warp, const Instruction& in, uint32_t mask, const 
     const uint32_t first = transfer.base.column + part * transfer.split;
     check_columns(warp, in, -1, *warp.cta, first, columns, what);
     note_work_in_flight(warp, in, is_store, first, first + columns);
-    list_transfer(warp.cta->tmem(), {warp.index, is_store, first, first + columns, in.index});
+    // Loads are not listed: the hardware knows which registers a load still fills, and compilers
+    // leave tcgen05.wait::ld out where an instruction that reads them orders what follows.
+    if (is_store) list_transfer(warp.cta->tmem(), {warp.index, is_store, first, first + columns, in.index});
   }
   return transfer;
 }

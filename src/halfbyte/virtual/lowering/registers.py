@@ -18,7 +18,7 @@ from halfbyte.virtual.lowering.pools import WORDS
 
 # Operands of these are read or written when the operation completes, not when it is issued: no
 # other register may move into their slots in between.
-_ASYNCHRONOUS = ("wgmma.mma_async", "tcgen05.ld", "tcgen05.st")
+_ASYNCHRONOUS = ("wgmma.mma_async",)
 
 
 def choose_slots(body: FlatBody, first_slot: int) -> tuple[dict[str, int], int]:
