@@ -25,11 +25,13 @@ from tests.virtual.run_ptx import launch
 
 
 @pytest.mark.parametrize("dtype", ["u8", "u16", "f16", "u32", "s32", "f32", "u64", "s64", "f64"])
-@pytest.mark.parametrize("corner", [(0, 0), (16, 3), (-5, -2), (40, 6), (200, 0)])
-def test_a_box_is_dense_and_zero_outside_the_tensor(dtype, corner):
-    tensor = make_tensor(DTYPES[dtype], 9, 48)
-    box = (32, 5)
-    out = run_load(tensor, encode(tensor, TensorBox(box)), corner, nbytes=160 * tensor.itemsize)
+@pytest.mark.parametrize(("chunk", "row"), [(0, 0), (1, 3), (-3, -2), (9, 6), (40, 0)])
+def test_a_box_is_dense_and_zero_outside_the_tensor(dtype, chunk, row):
+    """Boxes start at any 16 bytes, before, in and behind a tensor of 12 x 16 bytes a row."""
+    per_chunk = 16 // np.dtype(DTYPES[dtype]).itemsize
+    tensor = make_tensor(DTYPES[dtype], 9, 12 * per_chunk)
+    box, corner = (8 * per_chunk, 5), (chunk * per_chunk, row)
+    out = run_load(tensor, encode(tensor, TensorBox(box)), corner, nbytes=5 * 128)
     check_shared(out, take_box(tensor, corner, box))
 
 
@@ -63,25 +65,26 @@ def test_swizzles_permute_lines_by_their_address(swizzle, atom, offset):
     assert (out[offset : offset + expected.size] == expected).all()
 
 
-def test_a_swizzle_wider_than_the_row_still_goes_by_address():
-    tensor = make_tensor(np.uint8, 64, 64)
-    box = TensorBox((32, 16), swizzle=128)
-    out = run_load(tensor, encode(tensor, box), (0, 0), nbytes=512)
-    check_shared(out, swizzle_bytes(take_box(tensor, (0, 0), (32, 16)), 128))
+@pytest.mark.parametrize(("swizzle", "row"), [(128, 32), (128, 96), (64, 16)])
+def test_rows_shorter_than_the_swizzle_lie_a_span_apart(swizzle, row):
+    """Seen on an H200: the rest of each span is not written."""
+    tensor = make_tensor(np.uint8, 16, 96)
+    box = TensorBox((row, 16), swizzle=swizzle)
+    out = run_load(tensor, encode(tensor, box), (0, 0), nbytes=16 * row)
+    spans = np.full((16, swizzle), POISON, np.uint8)
+    spans[:, :row] = tensor[:, :row]
+    check_shared(out, swizzle_bytes(spans.reshape(-1), swizzle))
 
 
-@pytest.mark.parametrize(("dtype", "pattern"), [("f16", 0x7FFF), ("f32", 0x7FFFFFFF)])
+@pytest.mark.parametrize(("dtype", "pattern"), [("f16", 0x7FF7), ("f32", 0x7FF77FF7)])
 def test_fill_with_nan_outside(dtype, pattern):
+    """Seen on an H200: the same 16 bits, repeated for wider elements."""
     tensor = make_tensor(DTYPES[dtype], 4, 32)
-    out = run_load(
-        tensor,
-        encode(tensor, TensorBox((16, 4), fill="nan")),
-        (24, 2),
-        nbytes=64 * tensor.itemsize,
-    )
+    nbytes = 64 * tensor.itemsize
+    out = run_load(tensor, encode(tensor, TensorBox((16, 4), fill="nan")), (24, 2), nbytes=nbytes)
     bits = tensor.view(f"u{tensor.itemsize}")
     check_shared(out, take_box(bits, (24, 2), (16, 4), fill=pattern))
-    assert np.isnan(out[: 64 * tensor.itemsize].view(tensor.dtype)[-1])
+    assert np.isnan(out[:nbytes].view(tensor.dtype)[-1])
 
 
 @pytest.mark.parametrize("corner", [(0, 0, 0), (0, -3, 1), (4, 5, 2)])
@@ -95,12 +98,16 @@ def test_element_strides_skip_elements(corner):
     check_shared(out, expected)
 
 
-def test_interleaved_channels_are_boxes_of_slices():
-    tensor = make_tensor(np.float16, 2, 5, 6, 8)  # N C/8 H W C8 without N: [C/8, H, W, C8]
-    box = TensorBox((8, 3, 2, 2), interleave=16)
-    corner = (0, 4, 4, 1)
-    out = run_load(tensor, encode(tensor, box), corner, nbytes=8 * 3 * 2 * 2 * 2)
-    check_shared(out, take_box(tensor, corner, (8, 3, 2, 2)))
+@pytest.mark.parametrize("corner", [(0, 1, 1, 0), (5, -1, 0, 1), (-2, 3, 2, 0)])
+def test_interleave_counts_slices_and_takes_one_slice_of_channels(corner):
+    """Dimensions W, H, C/8, N of 16-byte slices; seen on an H200 for the slice dimension."""
+    tensor = make_tensor(np.complex128, 2, 3, 5, 9)  # one element: a slice
+    layout = TensorLayout("f16", (9, 5, 3, 2), tensor.strides[::-1][1:])
+    box = TensorBox((8, 2, 3, 2), interleave=16)
+    tensor_map = encode_tensor_map(tensor.ctypes.data, layout, box)
+    expected = take_box(tensor, corner, (8, 2, 1, 2))
+    out = run_load(tensor, tensor_map, corner, nbytes=expected.size)
+    check_shared(out, expected)
 
 
 def test_gather_takes_four_rows_anywhere():
@@ -138,14 +145,20 @@ def test_packed_nibbles_are_copied_as_they_are():
     check_shared(out, take_box(packed, (48, 4), (32, 3)))
 
 
-def test_flushing_type_loads_zero_for_subnormals():
+def test_the_flushing_type_keeps_subnormals_on_loads():
+    """Seen on an H200."""
     tensor = make_tensor(np.float32, 2, 32)
-    tensor[:] = 1.0
-    tensor[0, :3] = [2.0**-140, -(2.0**-130), 2.0**-126]
     out = run_load(tensor, encode(tensor, TensorBox((32, 2)), "f32.ftz"), (0, 0), nbytes=256)
-    values = out[:12].view(np.float32)
-    assert (values == [0, 0, 2.0**-126]).all()
-    assert np.signbit(values[1])
+    check_shared(out, take_box(tensor.view(np.uint32), (0, 0), (32, 2)))
+
+
+def test_tf32_loads_round_to_nearest_even():
+    """Seen on an H200: 10 bits of fraction are kept."""
+    tensor = make_tensor(np.uint32, 1, 32)
+    tensor[0, :6] = [0x3F800FFF, 0x3F801000, 0x3F801001, 0x3F803000, 0x7F7FFFFF, 0x7FC12345]
+    out = run_load(tensor, encode(tensor, TensorBox((32, 1)), "tf32"), (0, 0), nbytes=128)
+    expected = [0x3F800000, 0x3F800000, 0x3F802000, 0x3F804000, 0x7F800000, 0x7FFFE000]
+    assert (out[:24].view(np.uint32) == expected).all()
 
 
 IM2COL_CASES = [

@@ -14,6 +14,7 @@ from tests.virtual.exec.tensor_programs import (
     encode,
     make_tensor,
     run_load,
+    run_store,
 )
 from tests.virtual.run_ptx import launch
 
@@ -68,3 +69,22 @@ def test_a_box_outside_every_buffer_names_the_tensor():
     assert caught.value.report.fault.kind == "out-of-bounds"
     assert "{0, 524288}" in caught.value.report.fault.message
     assert "u8 [128, 1048576]" in caught.value.report.fault.message
+
+
+def test_a_box_starts_at_a_multiple_of_16_bytes():
+    """Seen on an H200: anything else is an illegal instruction."""
+    tensor = make_tensor(np.float16, 8, 64)
+    with pytest.raises(KernelFault, match="first coordinate 4 of 16-bit elements"):
+        run_load(tensor, encode(tensor, TensorBox((64, 8))), (4, 0), nbytes=1024)
+
+
+def test_a_store_does_not_start_before_the_tensor():
+    tensor = make_tensor(np.float16, 8, 64)
+    with pytest.raises(KernelFault, match="must not start before the tensor"):
+        run_store(
+            tensor,
+            encode(tensor, TensorBox((64, 8))),
+            (0, -1),
+            np.zeros(1024, np.uint8),
+            opcode="cp.async.bulk.tensor.2d.global.shared::cta.bulk_group",
+        )

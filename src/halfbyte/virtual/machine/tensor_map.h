@@ -7,7 +7,7 @@
 // except those marked "assumed":
 //   0..63      global address
 //   64         im2col mode; 65 set; 68..70 rank - 1; 71..74 element type; 75..76 interleave 0/16/32 B;
-//   77..78     swizzle 0/32/64/128 B; 79 fill with NaN (assumed); 80 tf32; 81..82 L2 promotion;
+//   77..78     swizzle 0/32/64/128 B; 79 fill with NaN (seen on an H200); 80 tf32; 81..82 L2 promotion;
 //   83..84     swizzle atom 16 B, 32 B, 32 B with 8-B flip, 64 B (the last two assumed);
 //   85         tensor of 128 KiB or more; 86 swizzle 96 B (assumed)
 //   96 + 32 i  stride of dimension i + 1, in units of 16 bytes, low 32 bits (i = 0..3)
