@@ -173,3 +173,20 @@ def test_after_the_session_every_call_is_not_supported(device: FakeDevice) -> No
         pass
     library = ctypes.CDLL(str(find_library()))
     assert library._cudaGetDeviceCount(ctypes.byref(ctypes.c_int32())) == NOT_SUPPORTED
+
+
+def test_a_cooperative_launch_that_cannot_be_resident_is_refused_with_cudas_code(
+    session: cuda, device: FakeDevice, runtime: ctypes.CDLL
+) -> None:
+    values = [ctypes.c_uint64(0), ctypes.c_uint32(0), (ctypes.c_uint8 * 128)()]
+    pointers = (ctypes.c_void_p * 3)(*(ctypes.addressof(value) for value in values))
+    attributes = ctypes.create_string_buffer(struct.pack("<II3I52x", 2, 0, 1, 0, 0))
+    kernel = load_kernel(runtime)
+    codes = []
+    for blocks in (148 * 2, 148 * 2 + 1):  # 2048 threads of each multiprocessor are two blocks
+        config = LaunchConfig((blocks, 1, 1), (1024, 1, 1), 0, None)
+        config.attributes, config.attribute_count = ctypes.addressof(attributes), 1
+        codes.append(runtime._cudaLaunchKernelEx(ctypes.byref(config), kernel, pointers))
+    assert codes == [0, 720]
+    assert session.runtime.fault is None
+    assert len(device.launches) == 1

@@ -25,7 +25,7 @@ from halfbyte.virtual.driver.launches import (
     read_attributes,
     read_parameters,
 )
-from halfbyte.virtual.driver.runtime import Event, Kernel, Recording, VirtualRuntime
+from halfbyte.virtual.driver.runtime import CudaError, Event, Kernel, Recording, VirtualRuntime
 
 SUCCESS = 0
 INVALID_VALUE = 1
@@ -297,6 +297,8 @@ def answer_call(runtime: VirtualRuntime, name: str, words: Sequence[int]) -> int
                 f"the compiled host code calls CUDA's {name}, which the virtual GPU does not have"
             )
         return call(runtime, words) or SUCCESS
+    except CudaError as error:
+        return error.code
     except BaseException as fault:
         runtime.fault = fault
         return LAUNCH_FAILURE

@@ -11,7 +11,7 @@ from typing import Any
 
 from halfbyte.virtual.driver.binding_operations import Operations
 from halfbyte.virtual.driver.patching import Patches
-from halfbyte.virtual.driver.runtime import VirtualRuntime
+from halfbyte.virtual.driver.runtime import CudaError, VirtualRuntime
 
 Table = dict[str, Callable[..., Any]]
 
@@ -40,7 +40,10 @@ def _with_status(call: Callable[..., Any], success: Any) -> Callable[..., Any]:
     """Return `call` answering as the bindings do: (status,) or (status, value...)."""
 
     def answer(*arguments: Any, **keywords: Any) -> tuple[Any, ...]:
-        value = call(*arguments, **keywords)
+        try:
+            value = call(*arguments, **keywords)
+        except CudaError as error:
+            return (type(success)(error.code),)
         if value is None:
             return (success,)
         return (success, *value) if isinstance(value, tuple) else (success, value)

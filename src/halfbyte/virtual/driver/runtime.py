@@ -17,14 +17,25 @@ from halfbyte.errors import HalfbyteError
 from halfbyte.virtual.driver.attributes import (
     KERNEL_MAX_DYNAMIC_SHARED_BYTES,
     DeviceFacts,
+    count_resident_blocks,
     make_device_attributes,
     read_device_facts,
 )
 from halfbyte.virtual.driver.images import PtxStore
 from halfbyte.virtual.driver.launches import LaunchLog, LaunchRecord, LaunchRequest, run_launch
 
+COOPERATIVE_LAUNCH_TOO_LARGE = 720  # cudaErrorCooperativeLaunchTooLarge
 ALIGNMENT = 256  # bytes, of every allocation, as cudaMalloc gives
 _SHORTEST_EVENT_MS = 1e-3  # two events without work between them; programs divide by it
+
+
+class CudaError(HalfbyteError):
+    """A call that CUDA refuses with an error code; programs may expect it."""
+
+    def __init__(self, code: int, text: str) -> None:
+        """Keep cudaError_t's number beside the text."""
+        super().__init__(text)
+        self.code = code
 
 
 @dataclass(eq=False)
@@ -165,6 +176,7 @@ class VirtualRuntime:
             HalfbyteError: the launch faulted or asks for what the GPU does not have.
         """
         self._check_shared_bytes(kernel, request)
+        self._check_cooperative(request)
         self.submit(lambda: self._run(kernel, request))
 
     def _check_shared_bytes(self, kernel: Kernel, request: LaunchRequest) -> None:
@@ -175,6 +187,19 @@ class VirtualRuntime:
                 f"{request.kernel} asks for {request.dynamic_shared} bytes of dynamic shared "
                 f"memory; the kernel allows {limit} (cudaFuncSetAttribute raises it up to "
                 f"{self.facts.shared_bytes_per_block})"
+            )
+
+    def _check_cooperative(self, request: LaunchRequest) -> None:
+        if not request.is_cooperative:
+            return
+        threads = request.block[0] * request.block[1] * request.block[2]
+        per_sm = count_resident_blocks(self.facts, threads, request.dynamic_shared)
+        blocks = request.grid[0] * request.grid[1] * request.grid[2]
+        if blocks > per_sm * self.facts.multiprocessors:
+            raise CudaError(
+                COOPERATIVE_LAUNCH_TOO_LARGE,
+                f"{request.kernel}: a cooperative launch of {blocks} blocks; "
+                f"{per_sm * self.facts.multiprocessors} are resident at once",
             )
 
     def _run(self, kernel: Kernel, request: LaunchRequest) -> None:

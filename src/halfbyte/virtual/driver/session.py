@@ -87,9 +87,10 @@ class cuda:  # noqa: N801 - reads as the device that programs name
 
     def _answer(self, name: str, words: list[int]) -> int:
         code = answer_call(self.runtime, name, words)
-        if code and self.runtime.fault is not None and self._stand_in is not None:
+        if code and self._stand_in is not None:
             fault = self.runtime.fault
-            self._stand_in.set_error(ERROR_KIND, f"{type(fault).__name__}: {fault}")
+            kind = "" if fault is None else ERROR_KIND
+            self._stand_in.set_error(kind, f"{type(fault).__name__}: {fault}")
         return code
 
     def __exit__(

@@ -23,6 +23,8 @@ using Hook = int (*)(const char* name, const uint64_t* words, int32_t count);
 using SetErrorParts = void (*)(const char* kind, const char** parts, int32_t count);
 using SetError = void (*)(const char* kind, const char* message);
 using InitLibrary = int32_t (*)(void** library);
+using Pointer = void*;
+using Text = const char*;
 using LoadToDevice = int32_t (*)(void** library, int32_t device);
 
 std::atomic<Hook> hook{nullptr};
@@ -55,23 +57,28 @@ const char* error_name(int code) {
     case 209: return "cudaErrorNoKernelImageForDevice";
     case 500: return "cudaErrorSymbolNotFound";
     case 719: return "cudaErrorLaunchFailure";
+    case 720: return "cudaErrorCooperativeLaunchTooLarge";
     case 801: return "cudaErrorNotSupported";
     default: return "cudaErrorUnknown";
   }
+}
+
+// A plain error code is raised as CuTe DSL's own class, which reads the code back from the text.
+Text choose_kind() { return error_kind.empty() ? "CUDADialectError" : error_kind.c_str(); }
+std::string make_text(int code) {
+  return error_kind.empty() ? "CUDA Error Code: " + std::to_string(code) : error_text;
 }
 
 }  // namespace
 
 EXPORTED void halfbyte_set_hook(Hook call) { hook.store(call); }
 
-// The error that the next failing call through TVM FFI raises: `kind` names a registered class.
+// The error that the next failing call through TVM FFI raises: `kind` names a registered class,
+// an empty one stands for the plain error code.
 EXPORTED void halfbyte_set_error(const char* kind, const char* text) {
   error_kind = kind;
   error_text = text;
 }
-
-using Pointer = void*;
-using Text = const char*;
 
 // Kernel images.
 EXPORTED int _cudaLibraryLoadData(Pointer* library, const void* image, Pointer, Pointer, int32_t,
@@ -289,8 +296,7 @@ EXPORTED int cuda_dialect_init_library_once(Pointer* state, InitLibrary init, Lo
     *state = library;
     return kSuccess;
   }
-  const std::string text = error_text.empty() ? error_name(code) : error_text;
-  set_error(error_kind.empty() ? "RuntimeError" : error_kind.c_str(), text.c_str());
+  set_error(choose_kind(), make_text(code).c_str());
   return code;
 }
 
@@ -302,8 +308,9 @@ EXPORTED void cuda_dialect_unload_library_once(Pointer* state) {
 }
 
 EXPORTED void CuteDSLRT_TVMFFISetRaisedCudaError(SetErrorParts set_error, int32_t code) {
-  const char* parts[] = {error_text.empty() ? error_name(code) : error_text.c_str()};
-  set_error(error_kind.empty() ? "RuntimeError" : error_kind.c_str(), parts, 1);
+  const std::string text = make_text(code);
+  const char* parts[] = {text.c_str()};
+  set_error(choose_kind(), parts, 1);
 }
 
 // The refusal of a launch configuration, checked by the wrapper before the launch; the fields are

@@ -28,6 +28,7 @@ def patch_torch(patches: Patches, runtime: VirtualRuntime) -> Callable[[], None]
     _patch_operators(patches, mode)
     _patch_autograd(patches, mode)
     _patch_threads(patches, mode)
+    _patch_profiler(patches)
     patches.set(torch, "compile", _compile_nothing)
     patches.set(torch.compiler, "disable", _compile_nothing)
     mode.__enter__()  # type: ignore[no-untyped-call]
@@ -183,6 +184,20 @@ def _patch_threads(patches: Patches, mode: Any) -> None:
             run(self)
 
     patches.set(threading.Thread, "run", run_in_mode)
+
+
+def _patch_profiler(patches: Patches) -> None:
+    """A profile of "cuda" is taken of the CPU: kernels of the virtual GPU are in the log."""
+    from torch import profiler
+
+    profile: Any = profiler.profile
+    start = profile.__init__
+
+    @functools.wraps(start)
+    def start_on_cpu(self: Any, *, activities: Any = None, **keywords: Any) -> None:
+        start(self, activities=[profiler.ProfilerActivity.CPU], **keywords)
+
+    patches.set(profile, "__init__", start_on_cpu)
 
 
 def _compile_nothing(model: Any = None, *_: Any, **__: Any) -> Any:

@@ -1,5 +1,6 @@
 """The function mode that answers for tensors on the device and puts new ones there."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from halfbyte.virtual.driver.torch_cuda.devices import (
     replace_cuda,
 )
 from halfbyte.virtual.driver.torch_cuda.dlpack import make_capsule
+from halfbyte.virtual.driver.torch_cuda.products import is_half_product, multiply_in_float32
 from halfbyte.virtual.driver.torch_cuda.recording import call_recorded
 from halfbyte.virtual.driver.torch_cuda.scaled_mm import scaled_mm
 from halfbyte.virtual.driver.torch_cuda.tensors import DeviceTensors, shares_storage
@@ -63,6 +65,8 @@ class CudaMode(TorchFunctionMode):
         if named not in (None, "cuda"):
             result = function(*arguments, **keywords)
             return _detach_from(result, resident) if named == "cpu" else result
+        if is_half_product(function, resident, keywords):
+            function = functools.partial(_multiply, function)
         hosts = [tensor for tensor in inputs if not any(tensor is one for one in resident)]
         if self.runtime.recording is None or _is_custom(function):
             result = function(*arguments, **keywords)
@@ -71,6 +75,10 @@ class CudaMode(TorchFunctionMode):
             self.tensors.adopt(list_tensors(result), hosts)
             return result
         return call_recorded(self, function, arguments, keywords)
+
+
+def _multiply(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    return multiply_in_float32(function, arguments, keywords)
 
 
 def _is_custom(function: Callable[..., Any]) -> bool:
