@@ -12,8 +12,7 @@ RESOLVED_WORDS = ("cp",)
 
 _GROUPS = (
     group("cache", "ca cg", least=1),
-    group("space", "shared shared::cta", least=1),
-    group("source", "global", least=1),
+    group("space", "shared shared::cta global", least=2, most=2),
     CACHE_HINT,
     group("prefetch", "L2::64B L2::128B L2::256B"),
 )
@@ -23,7 +22,7 @@ _SOURCE_SIZE, _IGNORE_SOURCE = 1, 2
 def resolve(name: str) -> InstructionForm | None:
     """Return the form of a cp.async copy, or None when the name is no legal one."""
     modifiers = parse_modifiers(name, "cp.async", _GROUPS)
-    if modifiers is None:
+    if modifiers is None or modifiers["space"][0] == "global" or modifiers["space"][1] != "global":
         return None
     hint = " b64" if modifiers["hint"] else ""
 

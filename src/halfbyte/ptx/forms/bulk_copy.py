@@ -4,9 +4,9 @@ The last two attributes of every copy are bit masks of the operand entries that 
 64-bit slots: lanes with equal operands run one copy.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from halfbyte.ptx.instruction_form import InstructionForm, OperandPattern, parse_operand_patterns
+from halfbyte.ptx.instruction_form import InstructionForm, parse_operand_patterns
 from halfbyte.ptx.modifiers import CACHE_HINT, group, parse_modifiers
 
 FAMILY = "bulk_copy"
@@ -59,27 +59,24 @@ _REDUCE_GROUPS = (
 
 def find_slot_masks(operands: str) -> tuple[int, int]:
     """Return bit masks of the lowered entries of a pattern that are 32-bit and 64-bit slots."""
-    masks = {"b32": 0, "b64": 0}
-    entry = 0
+    masks = [0, 0]
+    for entry, width in enumerate(_list_entries(operands)):
+        if width:
+            masks[width == "b64"] |= 1 << entry
+    return masks[0], masks[1]
 
-    def add(width: str, count: int) -> None:
-        nonlocal entry
-        for _ in range(count):
-            masks["b64" if width == "b64" else "b32"] |= 1 << entry
-            entry += 1
 
+def _list_entries(operands: str) -> Iterator[str]:
+    """Yield the width of each lowered entry; the empty string for offsets and immediates."""
     for pattern in parse_operand_patterns(operands):
-        _add_pattern(pattern, add)
-        entry += pattern.kind in ("address", "imm")  # the address's offset; an immediate
-    return masks["b32"], masks["b64"]
-
-
-def _add_pattern(pattern: OperandPattern, add: Callable[[str, int], None]) -> None:
-    if pattern.kind == "tensor_address":
-        add(pattern.width, 1)
-        add(pattern.second_width, 1 + pattern.count)
-    elif pattern.kind in ("address", "value"):
-        add(pattern.width, pattern.count)
+        if pattern.kind == "tensor_address":
+            yield from (pattern.width, "", *(pattern.second_width,) * pattern.count)
+        elif pattern.kind == "address":
+            yield from (pattern.width, "")
+        elif pattern.kind == "value":
+            yield from (pattern.width,) * pattern.count
+        else:
+            yield ""
 
 
 def resolve(name: str) -> InstructionForm | None:

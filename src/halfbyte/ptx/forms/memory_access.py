@@ -18,7 +18,7 @@ from halfbyte.ptx.modifiers import (
 )
 
 FAMILY = "memory_access"
-RESOLVED_WORDS = ("ld", "ldu", "st", "red", "multimem")
+RESOLVED_WORDS = ("ld", "ldu", "st", "red")
 
 # State spaces as machine/access.h numbers them.
 SPACES = {
