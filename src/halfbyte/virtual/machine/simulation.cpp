@@ -10,15 +10,6 @@ namespace {
 constexpr uint32_t kReservedShared = 1024;  // the first KiB of each CTA's shared memory is the system's
 constexpr double kWakeDelay = 8;            // cycles
 constexpr double kClusterStart = 200;       // cycles between a cluster's end and its successor's start
-
-uint32_t round_up(uint32_t value, uint32_t multiple) { return (value + multiple - 1) / multiple * multiple; }
-
-uint8_t* make_shared_memory(uint32_t bytes, uint8_t poison) {
-  auto* memory = static_cast<uint8_t*>(std::aligned_alloc(1024, round_up(bytes, 1024)));
-  if (memory == nullptr) throw std::bad_alloc();
-  std::memset(memory, poison, bytes);
-  return memory;
-}
 }  // namespace
 
 TensorMemory& Cta::tmem() {
@@ -35,22 +26,37 @@ Mbarrier* Cta::find_mbarrier(uint32_t offset) {
   return found == mbarriers.end() ? nullptr : &found->second;
 }
 
-Cta::~Cta() { std::free(shared); }
+Cta::~Cta() {
+  if (shared != nullptr) simulation->shared_buffers.give_back(shared);
+}
 
 Warp::~Warp() {
-  std::free(registers);
-  std::free(predicates);
-  std::free(local);
+  if (registers != nullptr) simulation->register_buffers.give_back(registers);
 }
 
 Simulation::Simulation(const Program& program_, GlobalMemory& memory_, const LaunchConfig& config_)
     : program(program_), memory(memory_), config(config_) {
   num_clusters_ = 1;
   for (int axis = 0; axis < 3; ++axis) num_clusters_ *= config.grid[axis] / config.cluster[axis];
+  shared_buffers.set_size(shared_bytes());
+  register_buffers.set_size(warp_state_bytes());
   jitter_state_ = config.latency_seed * 0x9E3779B97F4A7C15ull + 1;
 }
 
 Simulation::~Simulation() = default;
+
+uint32_t Simulation::shared_bytes() const {
+  return std::max(program.static_shared_end, kReservedShared) + config.dynamic_shared_bytes;
+}
+
+size_t Simulation::predicate_words() const {
+  return (program.num_predicates + kLanes - 1) / kLanes * kLanes;
+}
+
+size_t Simulation::warp_state_bytes() const {
+  const size_t words = static_cast<size_t>(program.register_slots) * kLanes + predicate_words();
+  return words * sizeof(uint32_t) + static_cast<size_t>(program.local_bytes) * kLanes;
+}
 
 void Simulation::push_event(const Event& event) {
   heap_.push_back(event);
@@ -150,8 +156,9 @@ void Simulation::start_cluster(const uint32_t id[3]) {
     cta->id[0] = id[0] * size[0] + rank % size[0];
     cta->id[1] = id[1] * size[1] + rank / size[0] % size[1];
     cta->id[2] = id[2] * size[2] + rank / (size[0] * size[1]);
-    cta->shared_bytes = std::max(program.static_shared_end, kReservedShared) + config.dynamic_shared_bytes;
-    cta->shared = make_shared_memory(cta->shared_bytes, static_cast<uint8_t>(config.shared_poison));
+    cta->shared_bytes = shared_bytes();
+    cta->shared = static_cast<uint8_t*>(shared_buffers.take());
+    std::memset(cta->shared, static_cast<int>(config.shared_poison), cta->shared_bytes);
     start_warps(*cta);
     cluster->ctas.push_back(std::move(cta));
   }
@@ -170,14 +177,11 @@ void Simulation::start_warps(Cta& cta) {
     warp->index = index;
     const uint32_t lanes = std::min<uint32_t>(kLanes, threads - index * kLanes);
     warp->started = warp->live = lanes == kLanes ? kFullMask : (1u << lanes) - 1;
-    const size_t register_bytes = static_cast<size_t>(program.register_slots) * kLanes * sizeof(uint32_t);
-    warp->registers = static_cast<uint32_t*>(std::aligned_alloc(128, register_bytes));
-    warp->predicates = static_cast<uint32_t*>(std::calloc(program.num_predicates, sizeof(uint32_t)));
-    if (program.local_bytes > 0) {
-      warp->local = static_cast<uint8_t*>(std::calloc(kLanes, program.local_bytes));
-    }
-    if (warp->registers == nullptr || warp->predicates == nullptr) throw std::bad_alloc();
-    std::memset(warp->registers, 0, register_bytes);
+    // One buffer: registers, then predicates, then local memory.
+    warp->registers = static_cast<uint32_t*>(register_buffers.take());
+    std::memset(warp->registers, 0, warp_state_bytes());
+    warp->predicates = warp->registers + static_cast<size_t>(program.register_slots) * kLanes;
+    warp->local = reinterpret_cast<uint8_t*>(warp->predicates + predicate_words());
     warp->predicates[kAlwaysTrue] = kFullMask;
     for (uint32_t lane = 0; lane < kLanes; ++lane) {
       const uint32_t thread = index * kLanes + lane;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "machine/buffer_pool.h"
 #include "machine/cta.h"
 #include "machine/program.h"
 #include "machine/report.h"
@@ -63,6 +64,8 @@ struct Simulation {
   // Cluster launch control: takes a cluster that has not started; false when none is left.
   bool take_pending_cluster(uint32_t id[3]);
 
+  BufferPool shared_buffers;    // of CTAs; declared first: clusters give their buffers back
+  BufferPool register_buffers;  // of warps: registers, predicates, local memory
   const Program& program;
   GlobalMemory& memory;
   LaunchConfig config;
@@ -93,6 +96,9 @@ struct Simulation {
   void run_action(uint32_t position);
   void push_event(const Event& event);
   Event pop_event();
+  uint32_t shared_bytes() const;     // of a CTA
+  size_t predicate_words() const;    // of a warp, rounded up to a slot
+  size_t warp_state_bytes() const;
   void start_clusters();
   void start_cluster(const uint32_t id[3]);
   void start_warps(Cta& cta);
