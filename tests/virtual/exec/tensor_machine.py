@@ -91,6 +91,10 @@ class TensorProgram:
     options: object = None
     lines: list[str] = field(default_factory=list)
     registers: list[str] = field(default_factory=list)
+    # What every thread runs once the work is done, before tensor memory is read back; parameter p3
+    # is the address of `extra`.
+    warp_lines: list[str] = field(default_factory=list)
+    extra: np.ndarray = field(default_factory=lambda: np.zeros(1, np.uint32))
     shared: list[list[np.ndarray]] = field(default_factory=list)
     used: int = 0
     tensor: np.ndarray = field(init=False)
@@ -121,7 +125,7 @@ class TensorProgram:
         result = np.zeros((self.ctas, LANES, COLUMNS), np.uint32)
         report = launch(
             self._body(total),
-            [images, self.tensor, result],
+            [images, self.tensor, result, self.extra],
             gpu=self.gpu,
             block=(128, 1, 1),
             grid=(self.ctas, 1, 1),
@@ -161,6 +165,8 @@ class TensorProgram:
                 commit,
                 "issued:",
                 "again: mbarrier.try_wait.parity.shared::cta.b64 %p4, [%bar], 0; @!%p4 bra again;",
+                "bar.sync 0;",
+                *self.warp_lines,
                 "bar.sync 0;",
                 *self._read_tensor(),
                 f"bar.sync 0; {sync}",
