@@ -1,4 +1,4 @@
-"""One kernel that fills shared and tensor memory, lets one thread issue tcgen05 work, and reads back.
+"""A kernel that fills shared and tensor memory, lets one thread issue work, and reads back.
 
 The layouts here are written from the PTX ISA alone ("Canonical layouts", "Instruction descriptor").
 """
@@ -143,10 +143,12 @@ class TensorProgram:
         sync = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
         return "\n".join(
             [
-                ".reg .b32 %r<64>, %thread, %rank, %warp, %buf, %bar, %lane; .reg .b64 %a<8>, %base;",
+                ".reg .b32 %r<64>, %thread, %rank, %warp, %buf, %bar, %lane;",
+                ".reg .b64 %a<8>, %base;",
                 ".reg .pred %p<8>, %yes, %no; .reg .b16 %h<4>;",
                 *(f".reg .b64 {name};" for name in self.registers),
-                "mov.u32 %thread, %tid.x; mov.u32 %rank, %cluster_ctarank; mov.u32 %buf, buffer;",
+                "mov.u32 %thread, %tid.x; mov.u32 %rank, %cluster_ctarank;",
+                "mov.u32 %buf, buffer;",
                 "setp.eq.u32 %yes, %thread, %thread; setp.ne.u32 %no, %thread, %thread;",
                 f"add.u32 %bar, %buf, {total - 64}; shr.u32 %warp, %thread, 5;",
                 "and.b32 %r0, %buf, 0x3FFFF; shr.u32 %r0, %r0, 4; cvt.u64.u32 %base, %r0;",
@@ -179,9 +181,11 @@ class TensorProgram:
     def _fill_shared(self, total: int) -> list[str]:
         return [
             f"ld.param.u64 %a0, [p0]; mul.lo.u32 %r2, %rank, {total}; shl.b32 %r3, %thread, 4;",
-            "add.u32 %r2, %r2, %r3; cvt.u64.u32 %a1, %r2; add.u64 %a0, %a0, %a1; add.u32 %r4, %buf, %r3;",
+            "add.u32 %r2, %r2, %r3; cvt.u64.u32 %a1, %r2; add.u64 %a0, %a0, %a1;",
+            "add.u32 %r4, %buf, %r3;",
             f"fill: setp.ge.u32 %p5, %r3, {total - 1024}; @%p5 bra full;",
-            "ld.global.v4.u32 {%r5, %r6, %r7, %r8}, [%a0]; st.shared.v4.b32 [%r4], {%r5, %r6, %r7, %r8};",
+            "ld.global.v4.u32 {%r5, %r6, %r7, %r8}, [%a0];",
+            "st.shared.v4.b32 [%r4], {%r5, %r6, %r7, %r8};",
             "add.u64 %a0, %a0, 2048; add.u32 %r4, %r4, 2048; add.u32 %r3, %r3, 2048; bra fill;",
             "full:",
         ]

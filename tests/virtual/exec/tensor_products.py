@@ -1,4 +1,4 @@
-"""Operands, instruction descriptors and results of tcgen05.mma, written from the PTX ISA's tables."""
+"""Operands, instruction descriptors and results of tcgen05.mma, by the PTX ISA's tables."""
 
 from dataclasses import dataclass
 
@@ -18,10 +18,10 @@ FORMAT_FIELDS = {
     "f16": {"f16": 0, "bf16": 1},
     "tf32": {"tf32": 2},
     "i8": {"u8": 0, "s8": 1},
-    **dict.fromkeys(
-        ("f8f6f4", "mxf8f6f4"), {"e4m3": 0, "e5m2": 1, "e2m3": 3, "e3m2": 4, "e2m1": 5}
-    ),
-    **dict.fromkeys(("mxf4", "mxf4nvf4"), {"e2m1": 1}),
+    "f8f6f4": {"e4m3": 0, "e5m2": 1, "e2m3": 3, "e3m2": 4, "e2m1": 5},
+    "mxf8f6f4": {"e4m3": 0, "e5m2": 1, "e2m3": 3, "e3m2": 4, "e2m1": 5},
+    "mxf4": {"e2m1": 1},
+    "mxf4nvf4": {"e2m1": 1},
 }
 RESULT_FIELDS = {"f16": 0, "f32": 1, "s32": 2}
 SUB_BYTE = {"e2m3": 6, "e3m2": 6, "e2m1": 4}

@@ -106,9 +106,11 @@ def test_stores_put_each_fragment_in_its_row(name):
     sources = ", ".join(f"%i{i}" for i in range(count))
     body = "\n".join(
         [
-            "mov.u32 %t0, memory; shl.b32 %t1, %lane, 6; add.u32 %t1, %t0, %t1; mov.b32 %t3, 0xEEEEEEEE;",
+            "mov.u32 %t0, memory; shl.b32 %t1, %lane, 6; add.u32 %t1, %t0, %t1;",
+            "mov.b32 %t3, 0xEEEEEEEE;",
             *(f"st.shared.b32 [%t1+{4 * i}], %t3;" for i in range(16)),
-            f"bar.warp.sync 0xFFFFFFFF; add.u32 %t2, %t0, %i{count}; {name} [%t2], {{{sources}}};",
+            f"bar.warp.sync 0xFFFFFFFF; add.u32 %t2, %t0, %i{count};",
+            f"{name} [%t2], {{{sources}}};",
             "bar.warp.sync 0xFFFFFFFF;",
             *(f"ld.shared.b32 %o{i}, [%t1+{4 * i}];" for i in range(16)),
         ]
@@ -123,7 +125,8 @@ def test_generic_addresses_reach_shared_memory():
     image = np.arange(2048).astype(np.uint8)
     words = np.ascontiguousarray(image.view(np.uint32).reshape(32, 16).T)
     body = (
-        f"{_fill(words)}\ncvt.u64.u32 %d0, %t0; cvta.shared.u64 %d0, %d0; mul.wide.u32 %d1, %lane, 16;"
+        f"{_fill(words)}\ncvt.u64.u32 %d0, %t0; cvta.shared.u64 %d0, %d0;"
+        "mul.wide.u32 %d1, %lane, 16;"
         "add.u64 %d0, %d0, %d1; ldmatrix.sync.aligned.m8n8.x1.b16 {%o0}, [%d0];"
     )
     (found,) = run_lanes(body, list(words), [np.uint32], registers=SHARED)
@@ -143,7 +146,10 @@ def test_movmatrix_transposes():
     ("offset", "message"), [(8, "align"), (1 << 20, "shared"), (2048 + 16, "shared|bounds")]
 )
 def test_a_bad_row_address_is_a_fault(offset, message):
-    body = f"mov.u32 %t0, memory; add.u32 %t0, %t0, {offset}; ldmatrix.sync.aligned.m8n8.x1.shared.b16 {{%o0}}, [%t0];"
+    body = (
+        f"mov.u32 %t0, memory; add.u32 %t0, %t0, {offset};"
+        "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%o0}, [%t0];"
+    )
     with pytest.raises(HalfbyteError, match=message):
         run_lanes(body, [], [np.uint32], registers=SHARED)
 

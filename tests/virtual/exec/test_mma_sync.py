@@ -125,7 +125,9 @@ def test_every_dense_form_multiplies_its_fragments(name):
     c, c_words = _accumulators(rng, result, rows)
     dtype = np.uint64 if result == "f64" else np.uint32
     operands = [
-        _registers(name, left, a_codes, a_places), _registers(name, right, b_codes, b_places), c_words,
+        _registers(name, left, a_codes, a_places),
+        _registers(name, right, b_codes, b_places),
+        c_words,
     ]  # fmt: skip
     words = _execute(name, operands, dtype, c_words.shape[1])
     product = a @ b
@@ -236,7 +238,8 @@ def test_destinations_may_be_sources_in_another_order():
     mov.b32 %o0, %t1; mov.b32 %o1, %t0;"""
     first, second = LANES.astype(np.uint32), (100 + LANES).astype(np.uint32)
     low, high = run_lanes(body, [first, second, np.zeros(32, np.uint32)], [np.uint32, np.uint32])
-    assert (low == first).all() and (high == second).all()
+    assert (low == first).all()
+    assert (high == second).all()
 
 
 def test_an_illegal_scale_selector_is_a_fault():

@@ -21,7 +21,16 @@ SCALES = {"ue8m0": (0.25, 0.5, 1.0, 2.0, 4.0), "ue4m3": (0.5, 1.0, 1.5, 2.0, 3.0
 
 def _case(kind, left, right, rows, columns, ctas, memory="shared", depth=0, swizzle="128"):
     return Case(
-        kind, left, right, "f32", rows, columns, ctas, swizzle=swizzle, left_memory=memory, depth=depth
+        kind,
+        left,
+        right,
+        "f32",
+        rows,
+        columns,
+        ctas,
+        swizzle=swizzle,
+        left_memory=memory,
+        depth=depth,
     )
 
 

@@ -89,9 +89,10 @@ def _issue(program, case, a_text, b_text, *, accumulate, idesc=None, rest="", su
     word = "tcgen05.mma.ws" if case.stationary else "tcgen05.mma"
     descriptor = plain_descriptor(case) if idesc is None else idesc
     predicate = "%yes" if accumulate else "%no"
+    rest = rest.replace("PRED", predicate) or predicate
     program.lines.append(
         f"{word}.cta_group::{case.ctas}.kind::{case.kind}{suffix} "
-        f"[{D_COLUMN}], {a_text}, {b_text}, {descriptor:#x}, {rest.replace('PRED', predicate) or predicate};"
+        f"[{D_COLUMN}], {a_text}, {b_text}, {descriptor:#x}, {rest};"
     )
 
 
@@ -227,5 +228,5 @@ def test_shared_memory_beyond_the_ctas_is_a_fault():
     a_text, b_text = place_operands(program, case, a_codes, b_codes, A_COLUMN)
     program.lines.append(f"add.u64 {a_text}, {a_text}, 0x1000;")
     _issue(program, case, a_text, b_text, accumulate=False)
-    with pytest.raises(HalfbyteError, match="A of tcgen05.mma"):
+    with pytest.raises(HalfbyteError, match=r"A of tcgen05\.mma"):
         program.run()
