@@ -170,8 +170,16 @@ Outcome store_bulk(Warp& warp, const Instruction& in, uint32_t mask) {
   const bool is_wide = in.attributes[1] != 0;
   for (uint32_t rest = mask; rest; rest &= rest - 1) {
     const int lane = first_lane(rest);
-    const uint64_t base = is_wide ? warp.read64(in.operands[0])[lane] : warp.read32(in.operands[0])[lane];
-    const uint32_t address = static_cast<uint32_t>(base + static_cast<int64_t>(in.operands[1]));
+    const uint64_t address64 =
+        (is_wide ? warp.read64(in.operands[0])[lane]
+                 : kSharedWindow | warp.read32(in.operands[0])[lane]) +
+        static_cast<uint64_t>(static_cast<int64_t>(in.operands[1]));
+    if ((address64 & kWindowMask) != kSharedWindow) {
+      raise_fault(warp, in, lane, "not-shared-memory",
+                  format_text("the generic address 0x%llx of st.bulk is not in shared memory",
+                              static_cast<unsigned long long>(address64)));
+    }
+    const auto address = static_cast<uint32_t>(address64);
     const uint64_t bytes = warp.read64(in.operands[2])[lane];
     if (bytes % 8 || bytes > kSharedOffsetMask) {
       raise_fault(warp, in, lane, "bad-size",

@@ -13,14 +13,6 @@ enum class Field : int64_t {
   kInterleave, kSwizzle, kSwizzleAtom, kFill
 };
 
-uint64_t read_bits(const uint8_t* map, uint32_t first, uint32_t count) {
-  uint64_t value = 0;
-  for (uint32_t i = 0; i < count; ++i) {
-    value |= static_cast<uint64_t>(map[(first + i) / 8] >> ((first + i) % 8) & 1) << i;
-  }
-  return value;
-}
-
 void write_bits(uint8_t* map, uint32_t first, uint32_t count, uint64_t value) {
   for (uint32_t i = 0; i < count; ++i) {
     uint8_t& byte = map[(first + i) / 8];
@@ -109,11 +101,9 @@ Outcome tensormap_replace(Warp& warp, const Instruction& in, uint32_t mask) {
         has_ordinal ? static_cast<uint32_t>(in.operands[2]) : 0,
         in.attributes[2] != 0 ? warp.read64(value_slot)[lane] : warp.read32(value_slot)[lane]};
     check_replacement(warp, in, lane, change);
-    uint8_t* map = locate_tensor_map(warp, in, lane, address, true);
-    const uint64_t before = read_bits(map, 0, 64);
-    replace_field(map, change);
-    if (before != read_bits(map, 0, 64)) warp.simulation->note_progress();
+    replace_field(locate_tensor_map(warp, in, lane, address, true), change);
   }
+  warp.simulation->note_progress();
   return Outcome::kNext;
 }
 
