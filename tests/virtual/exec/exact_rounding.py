@@ -120,7 +120,9 @@ def fma_code(a: int, b: int, c: int, form: Format, mode: str, sources: Format | 
         return encode(product, form, mode)
     if z in infinite:
         return encode(z, form, mode)
-    assert isinstance(x, Fraction) and isinstance(y, Fraction) and isinstance(z, Fraction)
+    assert isinstance(x, Fraction)
+    assert isinstance(y, Fraction)
+    assert isinstance(z, Fraction)
     total = x * y + z
     if total == 0 and product_negative == is_negative(c, form):
         return form.sign_bit if product_negative else 0  # both addends are zeros of one sign,
@@ -151,16 +153,17 @@ def div_code(a: int, b: int, form: Format, mode: str) -> int:
         return form.infinity | sign
     if y in infinite or x == 0:
         return sign
-    assert isinstance(x, Fraction) and isinstance(y, Fraction)
+    assert isinstance(x, Fraction)
+    assert isinstance(y, Fraction)
     return round_nonzero(x / y, form, mode)
 
 
 def sqrt_code(a: int, form: Format, mode: str) -> int:
     """Return the square root of a code, rounded once."""
     x = decode(a, form)
-    if x == NAN or x == NEGATIVE_INFINITY or (x != 0 and is_negative(a, form)):
+    if x in (NAN, NEGATIVE_INFINITY) or (x != 0 and is_negative(a, form)):
         return form.nan
-    if x == 0 or x == INFINITY:
+    if x in (0, INFINITY):
         return a
     assert isinstance(x, Fraction)
     # Enough bits that the floor of the root, marked when inexact, rounds as the root does.
@@ -180,7 +183,7 @@ def flush_code(code: int, form: Format) -> int:
 def saturate_code(code: int, form: Format) -> int:
     """Return the code of the value moved into [0, 1]; NaN becomes +0."""
     value = decode(code, form)
-    if value == NAN or value == NEGATIVE_INFINITY or is_negative(code, form):
+    if value in (NAN, NEGATIVE_INFINITY) or is_negative(code, form):
         return 0
     one = form.bias << form.mantissa_bits
     return min(code, one)

@@ -85,7 +85,9 @@ def test_tanh_keeps_relative_accuracy_near_zero() -> None:
     codes = make_inputs(-12, 12, 3)
     small = (np.random.default_rng(1).integers(0x20000000, 0x3F000000, 20000)).astype(np.uint32)
     (codes,) = pad_to_warps(np.concatenate([codes, small]))
-    expected = as_f32(long_tanh(codes.view(np.float32).astype(np.longdouble)))
+    with np.errstate(invalid="ignore"):  # signalling NaNs among the inputs
+        wide = codes.view(np.float32).astype(np.longdouble)
+    expected = as_f32(long_tanh(wide))
     check_cases([codes], [Case("tanh.approx.f32 {o}, %i0", expected)])
 
 
@@ -124,7 +126,7 @@ def test_16_bit_functions_are_rounded_once_for_every_input(kind: str) -> None:
 
     dtype = np.dtype(np.float16 if kind == "f16" else ml_dtypes.bfloat16)
     codes = np.arange(1 << 16, dtype=np.uint16)
-    smallest = np.uint16(0x0400 if kind == "f16" else 0x0080)
+    smallest = np.uint16(0x0080)
 
     def flush16(each: np.ndarray) -> np.ndarray:
         is_tiny = (each & np.uint16(0x7FFF)) < smallest
@@ -137,13 +139,12 @@ def test_16_bit_functions_are_rounded_once_for_every_input(kind: str) -> None:
             rounded = np.atleast_1d(exact.astype(np.float64).astype(dtype)).view(np.uint16)
         return np.where(np.isnan(exact), np.uint16(0x7FFF), rounded)
 
-    flushed = flush16(run(np.exp2, flush16(codes)))
-    cases = [
-        Case(f"ex2.approx.ftz.{kind} {{o}}, %i0", flushed),
-        Case(f"tanh.approx.{kind} {{o}}, %i0", run(long_tanh, codes)),
-    ]
+    cases = [Case(f"tanh.approx.{kind} {{o}}, %i0", run(long_tanh, codes))]
     packed = [Case(f"tanh.approx.{kind}x2 {{o}}, %i0", run(long_tanh, codes).view(np.uint32))]
-    if kind == "f16":
+    if kind == "bf16":
+        flushed = flush16(run(np.exp2, flush16(codes)))
+        cases.append(Case("ex2.approx.ftz.bf16 {o}, %i0", flushed))
+    else:
         cases.append(Case("ex2.approx.f16 {o}, %i0", run(np.exp2, codes)))
         packed.append(Case("ex2.approx.f16x2 {o}, %i0", run(np.exp2, codes).view(np.uint32)))
     check_cases([codes], cases)

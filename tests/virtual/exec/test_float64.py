@@ -85,6 +85,20 @@ def test_a_nan_operand_comes_through_quiet() -> None:
             Case("fma.rn.f64 {o}, %i1, %i1, %i0", quiet),
             Case("min.f64 {o}, %i0, %i1", b),
             Case("max.f64 {o}, %i1, %i0", b),
+            Case("neg.f64 {o}, %i0", quiet),
+            Case("abs.f64 {o}, %i0", quiet),
+        ],
+    )
+    other = np.roll(a, 1)
+    quiet_other = other | np.uint64(QUIET_BIT)
+    check_cases(
+        [a, other],
+        [
+            Case("add.f64 {o}, %i0, %i1", quiet_other),
+            Case("sub.f64 {o}, %i0, %i1", quiet_other),
+            Case("mul.f64 {o}, %i0, %i1", quiet_other),
+            Case("div.rn.f64 {o}, %i0, %i1", quiet),
+            Case("max.f64 {o}, %i0, %i1", quiet_other),
         ],
     )
 
@@ -103,7 +117,10 @@ def test_extremes_and_signs() -> None:
         Case("abs.f64 {o}, %i0", magnitude),
         Case("neg.f64 {o}, %i0", a ^ np.uint64(1 << 63)),
         Case("copysign.f64 {o}, %i0, %i1", sign | (b & np.uint64((1 << 63) - 1))),
-        Case("testp.normal.f64 {o}, %i0", (magnitude >= 1 << 52) & (magnitude < 0x7FF << 52)),
+        Case(
+            "testp.normal.f64 {o}, %i0",
+            (magnitude < 0x7FF << 52) & ((magnitude >= 1 << 52) | (magnitude == 0)),
+        ),
         Case("testp.subnormal.f64 {o}, %i0", (magnitude > 0) & (magnitude < 1 << 52)),
         Case("testp.infinite.f64 {o}, %i0", magnitude == 0x7FF << 52),
     ]

@@ -63,10 +63,10 @@ def _list_set_results(plain: str) -> tuple[str, ...]:
     """Return the destination types of `set` for a source type."""
     if plain in ("f16x2", "bf16x2"):
         return (plain, "u32", "s32")
-    if plain in ("f16", "bf16"):
+    if plain == "f16":
+        return ("f16", "bf16", "u16", "s16", "u32", "s32", "f32")
+    if plain == "bf16":
         return (plain, "u16", "s16", "u32", "s32", "f32")
-    if plain == "bf16x2":
-        return (plain,)
     return ("u32", "s32", "f32", "f16", "bf16")
 
 
@@ -76,6 +76,8 @@ def _list_set() -> Iterator[InstructionForm]:
         width = TYPE_WIDTHS[plain]
         for boolean, number in BOOLEANS.items():
             for result in _list_set_results(plain):
+                if flush and "bf16" in result:
+                    continue
                 words = [word for word in ("set", name, boolean, flush, result, plain) if word]
                 sources = f"{width} {width}" + (" pred" if boolean else "")
                 yield InstructionForm(

@@ -54,10 +54,16 @@ def make_cvt(
     return InstructionForm(name, FAMILY, operands, "cvt", attributes)
 
 
+def _holds(target: str, source: str) -> bool:
+    """Return whether an integer type has every value of another: .sat then means nothing."""
+    bits, other = int(target[1:]), int(source[1:])
+    return (target[0] == source[0] and bits >= other) or (target[0] == "s" and bits > other)
+
+
 def _list_between_integers() -> Iterator[InstructionForm]:
     for target in INTEGERS:
         for source in INTEGERS:
-            for saturate in ("", "sat"):
+            for saturate in ("",) if _holds(target, source) else ("", "sat"):
                 name = join_words("cvt", saturate, target, source)
                 operands = f"={TYPE_WIDTHS[target]} {TYPE_WIDTHS[source]}"
                 yield InstructionForm(name, FAMILY, operands, name)
@@ -66,34 +72,35 @@ def _list_between_integers() -> Iterator[InstructionForm]:
 def _list_integers_and_floats() -> Iterator[InstructionForm]:
     for integer in INTEGERS:
         for real in _FLOATS:
-            for rounding in _DIRECTED:
-                for saturate in ("", "sat"):
-                    name = join_words("cvt", rounding, saturate, real, integer)
-                    yield make_cvt(name, real, integer, rounding, "", frozenset({saturate}))
-            for integral in INTEGER_ROUNDINGS:
-                for flush in ("", "ftz"):
-                    for saturate in ("", "sat"):
+            flushes = ("", "ftz") if real == "f32" else ("",)
+            saturates = ("",) if real == "bf16" else ("", "sat")
+            for flush in flushes:
+                for saturate in saturates:
+                    words = frozenset({flush, saturate})
+                    for rounding in _DIRECTED:
+                        name = join_words("cvt", rounding, flush, saturate, real, integer)
+                        yield make_cvt(name, real, integer, rounding, "", words)
+                    for integral in INTEGER_ROUNDINGS:
                         name = join_words("cvt", integral, flush, saturate, integer, real)
-                        words = frozenset({flush, saturate})
                         yield make_cvt(name, integer, real, "rn", integral, words)
 
 
 def _list_between_floats() -> Iterator[InstructionForm]:
     for target in _FLOATS:
         for source in _FLOATS:
-            is_exact = _PRECISION[target] > _PRECISION[source] and {target, source} != {
-                "f16",
-                "bf16",
-            }
-            for flush in ("", "ftz"):
-                for saturate in ("", "sat"):
+            is_exact = _PRECISION[target] > _PRECISION[source] and target != "f16"
+            roundings: tuple[str, ...] = ("",) if is_exact else _DIRECTED
+            if (target, source) == ("f32", "bf16"):
+                roundings = ("", *_DIRECTED)
+            for flush in ("", "ftz") if "f32" in (target, source) else ("",):
+                for saturate in ("",) if "bf16" in (target, source) else ("", "sat"):
                     words = frozenset({flush, saturate})
                     if target == source:
                         for integral in ("", *INTEGER_ROUNDINGS):
                             name = join_words("cvt", integral, flush, saturate, target, source)
                             yield make_cvt(name, target, source, "rn", integral, words)
                         continue
-                    for rounding in ("", *_DIRECTED) if is_exact else _DIRECTED:
+                    for rounding in roundings:
                         name = join_words("cvt", rounding, flush, saturate, target, source)
                         yield make_cvt(name, target, source, rounding or "rn", "", words)
 

@@ -30,12 +30,14 @@ def _list_rounded() -> Iterator[InstructionForm]:
             full = rounding or "rn"
             for saturate in ("", "sat"):
                 for stem, sources in (("add", 2), ("sub", 2), ("mul", 2), ("fma", 3), ("mad", 3)):
-                    if stem == "fma" and not rounding:
+                    if stem in ("fma", "mad") and not rounding:
                         continue
                     name = join_words(stem, rounding, flush, saturate, "f32")
                     core = "fma" if stem == "mad" else stem
                     yield _make(name, sources, join_words(core, full, flush, saturate, "f32"))
             for stem, sources in (("add", 2), ("sub", 2), ("mul", 2), ("fma", 3)):
+                if stem == "fma" and not rounding:
+                    continue
                 name = join_words(stem, rounding, flush, "f32x2")
                 yield _make(name, sources, join_words(stem, full, flush, "f32x2"), "b64")
             if rounding:

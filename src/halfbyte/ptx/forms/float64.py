@@ -17,8 +17,8 @@ def _list_forms() -> Iterator[InstructionForm]:
         full = rounding or "rn"
         for stem in ("add", "sub", "mul"):
             yield _make(join_words(stem, rounding, "f64"), 2, f"{stem}.{full}.f64")
-        yield _make(join_words("mad", rounding, "f64"), 3, f"fma.{full}.f64")
         if rounding:
+            yield _make(f"mad.{rounding}.f64", 3, f"fma.{rounding}.f64")
             yield _make(f"fma.{rounding}.f64", 3)
             yield _make(f"div.{rounding}.f64", 2)
             yield _make(f"rcp.{rounding}.f64", 1)

@@ -46,7 +46,6 @@ def _list_simple(kind: str) -> Iterator[InstructionForm]:
 def _list_approximate() -> Iterator[InstructionForm]:
     for kind in ("f16", "f16x2"):
         yield _make(f"ex2.approx.{kind}", kind, 1)
-        yield _make(f"ex2.approx.ftz.{kind}", kind, 1)
         yield _make(f"tanh.approx.{kind}", kind, 1)
     for kind in ("bf16", "bf16x2"):
         yield _make(f"ex2.approx.ftz.{kind}", kind, 1)

@@ -47,7 +47,14 @@ def _list_arithmetic() -> Iterator[InstructionForm]:
 
 
 def _list_32_bit() -> Iterator[InstructionForm]:
-    for name in ("add.sat.s32", "sub.sat.s32", "min.relu.s32", "max.relu.s32"):
+    for name in (
+        "add.sat.s32",
+        "sub.sat.s32",
+        "add.sat.u32",
+        "sub.sat.u32",
+        "min.relu.s32",
+        "max.relu.s32",
+    ):
         yield _make(name, "b32", 2)
     yield _make("mad.hi.sat.s32", "b32", 3)
     for half in ("lo", "hi"):
@@ -66,8 +73,7 @@ def _list_packed() -> Iterator[InstructionForm]:
         for stem in ("add", "sub", "add.sat", "sub.sat", "min", "max"):
             yield _make(f"{stem}.{kind}", "b32", 2)
         yield _make(f"neg.{kind}", "b32", 1)
-        if kind.startswith("s"):
-            yield _make(f"abs.{kind}", "b32", 1)
+        if kind == "s16x2":
             yield _make(f"min.relu.{kind}", "b32", 2)
             yield _make(f"max.relu.{kind}", "b32", 2)
     # The spelling of PTX ISA, "min": `.relu` after the type of the packed signed form as well.

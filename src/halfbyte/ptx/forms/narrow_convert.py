@@ -30,6 +30,8 @@ def _make(
 def _list_to_narrow() -> Iterator[InstructionForm]:
     for kind in (*NARROW_FORMATS, "s2f6"):
         for spelling, words in list_modifier_orders():
+            if "satfinite" not in words:
+                continue
             for scaled in ("", SCALED):
                 for source, operands in (("f32", "b32 b32"), ("f16x2", "b32"), ("bf16x2", "b32")):
                     for rounding in ("rn", "rz"):
@@ -56,6 +58,8 @@ def _list_from_narrow() -> Iterator[InstructionForm]:
 def _list_stochastic() -> Iterator[InstructionForm]:
     for kind in NARROW_FORMATS:
         for spelling, words in list_modifier_orders():
+            if "satfinite" not in words:
+                continue
             name = join_words("cvt.rs", spelling, f"{kind}x4", "f32")
             width = "b16" if kind == "e2m1" else "b32"
             yield _make(name, f"={width} b32*4 b32", f"cvt.rs.{kind}x4.f32", words, "")

@@ -58,7 +58,7 @@ float fma(float a, float b, float c) {
 }
 template <bool flushes>
 float rcp(float a) {
-  return finish<flushes, false>(1.0f / flush_if<flushes>(a));
+  return binary<Div, flushes, false>(1.0f, a);
 }
 template <bool flushes>
 float sqrt(float a) {

@@ -70,7 +70,7 @@ uint16_t fma(uint16_t a, uint16_t b, uint16_t c) {
   const double sum = fma_to_odd(value_of<Type, flushes>(a), value_of<Type, flushes>(b),
                                 value_of<Type, flushes>(c));
   const uint16_t code = finish<Type, flushes, saturates, clamps>(sum);
-  const bool is_outside = ignores_outside && (a == kOutOfBoundsNan16 || b == kOutOfBoundsNan16);
+  const bool is_outside = ignores_outside && ((a & 0x7FFF) == kOutOfBoundsNan16 || (b & 0x7FFF) == kOutOfBoundsNan16);
   return is_outside ? 0 : code;
 }
 

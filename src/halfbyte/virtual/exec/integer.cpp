@@ -105,7 +105,8 @@ T sad(T a, T b, T c) {
   return add<T>(c, a < b ? sub<T>(b, a) : sub<T>(a, b));
 }
 
-// Division by zero is unspecified in PTX; quotient and remainder are all ones, as on an H200. The most negative value divided by -1 wraps to itself, remainder 0.
+// Division by zero is unspecified in PTX; quotient and remainder are all ones, as on an H200. The
+// most negative value divided by -1 wraps to itself, remainder 0.
 template <class T>
 T div(T a, T b) {
   const bool wraps = std::is_signed_v<T> && b == static_cast<T>(-1);
