@@ -81,7 +81,8 @@ def _to_global() -> ConformanceProgram:
     for group, (target, source, size) in enumerate(
         ((0, 16, 16), (64, 4096, 512), (1024, 0, 4096), (6000 // 16 * 16, 8192 - 160, 160))
     ):
-        body += f"cp.async.bulk.global.shared::cta.bulk_group [%out+{target}], [tile+{source}], {size};\n"
+        body += "cp.async.bulk.global.shared::cta.bulk_group "
+        body += f"[%out+{target}], [tile+{source}], {size};\n"
         body += "cp.async.bulk.commit_group;\n" if group % 2 else ""
     body += "cp.async.bulk.wait_group.read 1;\ncp.async.bulk.wait_group 0;\nDONE: bar.sync 0;\n"
     return make_program(
@@ -100,10 +101,13 @@ def _between_ctas() -> ConformanceProgram:
     body += """
     @%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 1040;
     barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;
-    xor.b32 %r6, %r5, 1; mapa.shared::cluster.u32 %r7, %r1, %r6; mapa.shared::cluster.u32 %r8, %r2, %r6;
+    xor.b32 %r6, %r5, 1; mapa.shared::cluster.u32 %r7, %r1, %r6;
+    mapa.shared::cluster.u32 %r8, %r2, %r6;
     @!%p1 bra WAIT;
-    cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r7+4096], [%r1], 1024, [%r8];
-    cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r7+6144], [%r1+32], 16, [%r8];
+    cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes
+      [%r7+4096], [%r1], 1024, [%r8];
+    cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes
+      [%r7+6144], [%r1+32], 16, [%r8];
     WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p2, [%r2], 0; @!%p2 bra WAIT;
     """
     body += DUMP + "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
@@ -127,7 +131,8 @@ def _multicast() -> ConformanceProgram:
     @%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r2], %r9;
     barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;
     setp.eq.u32 %p4, %r5, 0; and.pred %p4, %p4, %p1; mov.u16 %h1, 0x000d; @!%p4 bra WAIT;
-    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r1+1024], [%source+64], 512, [%r2], %h1;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster
+      [%r1+1024], [%source+64], 512, [%r2], %h1;
     WAIT: mbarrier.try_wait.parity.shared.b64 %p2, [%r2], 0; @!%p2 bra WAIT;
     """
     )
@@ -207,7 +212,8 @@ def _reduce_remote(name: str, forms: list[str], salt: int) -> ConformanceProgram
     body += f"@%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r2], {total};\n"
     body += """
     barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;
-    xor.b32 %r6, %r5, 1; mapa.shared::cluster.u32 %r7, %r1, %r6; mapa.shared::cluster.u32 %r8, %r2, %r6;
+    xor.b32 %r6, %r5, 1; mapa.shared::cluster.u32 %r7, %r1, %r6;
+    mapa.shared::cluster.u32 %r8, %r2, %r6;
     @!%p1 bra WAIT;
     """
     for row, form in enumerate(forms):

@@ -84,7 +84,7 @@ mov.u32 %r1, %cluster_ctarank; setp.eq.u32 %p1, %thread, 0;
 mov.u32 %r2, word; mul.lo.u32 %r3, %r1, 11; mov.u32 %r9, 0; mad.wide.u32 %d1, %index, 4, %out;
 ROUND:
 add.u32 %r4, %r3, %r9; @%p1 st.shared.u32 [%r2], %r4;
-barrier.cluster.arrive.release; 
+barrier.cluster.arrive.release;
 mul.lo.u32 %r5, %r1, 1000; nanosleep.u32 %r5;
 barrier.cluster.wait.acquire;
 xor.b32 %r6, %r1, 3; mapa.shared::cluster.u32 %r7, %r2, %r6; ld.shared::cluster.u32 %r8, [%r7];
@@ -94,7 +94,8 @@ add.u32 %r9, %r9, 1; setp.lt.u32 %p2, %r9, 3; @%p2 bra ROUND;
 """
 
 SETMAXNREG = """
-shr.u32 %r1, %thread, 7; setp.eq.u32 %p1, %r1, 0; mad.wide.u32 %d1, %thread, 4, %out; @%p1 bra PRODUCER;
+shr.u32 %r1, %thread, 7; setp.eq.u32 %p1, %r1, 0; mad.wide.u32 %d1, %thread, 4, %out;
+@%p1 bra PRODUCER;
 setmaxnreg.inc.sync.aligned.u32 232;
 mad.lo.u32 %r2, %thread, 3, 1; bra DONE;
 PRODUCER:

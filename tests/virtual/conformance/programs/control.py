@@ -125,10 +125,6 @@ CALL_MODULE = """
  .reg .b64 %a<4>; .reg .b32 %x; ld.param.b64 %a1, [block]; ld.param.b64 %a2, [block+8];
  ld.param.b32 %x, [extra]; add.s64 %a1, %a1, %a2; cvt.u64.u32 %a3, %x; add.s64 %a1, %a1, %a3;
  st.param.b64 [result], %a1; ret; }
-.func (.param .b32 result) twice(.param .b32 n) {
- .reg .b32 %x<2>; ld.param.b32 %x1, [n]; shl.b32 %x1, %x1, 1; st.param.b32 [result], %x1; ret; }
-.func (.param .b32 result) plus_nine(.param .b32 n) {
- .reg .b32 %x<2>; ld.param.b32 %x1, [n]; add.u32 %x1, %x1, 9; st.param.b32 [result], %x1; ret; }
 """
 
 CALLS = """
@@ -138,15 +134,13 @@ call (%r1), scale_add, (%thread, 11); st.global.u32 [%d1], %r1;
  cvt.u64.u32 %d3, %thread; st.param.b64 [block], %d3; st.param.b64 [block+8], 0x100000000;
  st.param.b32 [extra], %r1; call (result), wide_sum, (block, extra); ld.param.b64 %d4, [result]; }
 st.global.u64 [%d2], %d4;
-SHAPE: .callprototype (.param .b32 _) _ (.param .b32 _);
-and.b32 %r2, %thread, 1; setp.eq.u32 %p1, %r2, 0;
-mov.u64 %d5, twice; mov.u64 %d6, plus_nine; selp.b64 %d7, %d5, %d6, %p1;
-{ .param .b32 p; .param .b32 q; st.param.b32 [p], %thread; call (q), %d7, (p), SHAPE;
- ld.param.b32 %r3, [q]; }
-st.global.u32 [%d1+128], %r3;
 """
 
-RECURSION_MODULE = """
+INDIRECT_MODULE = """
+.func (.param .b32 result) twice(.param .b32 n) {
+ .reg .b32 %x<2>; ld.param.b32 %x1, [n]; shl.b32 %x1, %x1, 1; st.param.b32 [result], %x1; ret; }
+.func (.param .b32 result) plus_nine(.param .b32 n) {
+ .reg .b32 %x<2>; ld.param.b32 %x1, [n]; add.u32 %x1, %x1, 9; st.param.b32 [result], %x1; ret; }
 .func (.param .b32 result) fibonacci(.param .b32 n);
 .func (.param .b32 result) fibonacci(.param .b32 n) {
  .reg .b32 %x<6>; .reg .pred %g; ld.param.b32 %x1, [n]; setp.lt.u32 %g, %x1, 2; @%g bra BASE;
@@ -158,11 +152,17 @@ RECURSION_MODULE = """
 BASE: st.param.b32 [result], %x1; ret; }
 """
 
-RECURSION = """
+INDIRECT = """
 mad.wide.u32 %d1, %thread, 4, %out; and.b32 %r2, %thread, 7;
 { .param .b32 p; .param .b32 q; st.param.b32 [p], %r2; call (q), fibonacci, (p);
  ld.param.b32 %r3, [q]; }
 st.global.u32 [%d1], %r3;
+SHAPE: .callprototype (.param .b32 _) _ (.param .b32 _);
+and.b32 %r2, %thread, 1; setp.eq.u32 %p1, %r2, 0;
+mov.u64 %d5, twice; mov.u64 %d6, plus_nine; selp.b64 %d7, %d5, %d6, %p1;
+{ .param .b32 p; .param .b32 q; st.param.b32 [p], %thread; call (q), %d7, (p), SHAPE;
+ ld.param.b32 %r3, [q]; }
+st.global.u32 [%d1+128], %r3;
 """
 
 LOCAL_ARRAYS = """
@@ -198,7 +198,7 @@ def make_programs() -> tuple[ConformanceProgram, ...]:
         ),
         _plain("control_branch_table", BRANCH_TABLE, 64),
         _calls(),
-        _recursion(),
+        _indirect_calls(),
         _local_arrays(),
         _predicated_loop(),
         _divergent_collectives(),
@@ -222,17 +222,17 @@ def _calls() -> ConformanceProgram:
         "control_calls",
         CALLS,
         module=CALL_MODULE,
-        outputs=[Buffer("out", poison((2, 32), np.uint32)), Buffer("wide", poison(32, np.uint64))],
+        outputs=[Buffer("out", poison((1, 32), np.uint32)), Buffer("wide", poison(32, np.uint64))],
     )
 
 
-def _recursion() -> ConformanceProgram:
+def _indirect_calls() -> ConformanceProgram:
     return make_program(
-        "control_recursion",
-        RECURSION,
-        module=RECURSION_MODULE,
-        outputs=[Buffer("out", poison(32, np.uint32))],
-        compares="not run: the virtual GPU puts calls in place and refuses recursion with PtxError",
+        "control_indirect_and_recursive_calls",
+        INDIRECT,
+        module=INDIRECT_MODULE,
+        outputs=[Buffer("out", poison((2, 32), np.uint32))],
+        compares="not run: the virtual GPU puts calls in place and refuses these with PtxError",
     )
 
 

@@ -157,7 +157,8 @@ def _replaced() -> ConformanceProgram:
     tensormap.replace.tile.elemtype.shared::cta.b1024.b32 [%r3], 6;
     tensormap.replace.tile.fill_mode.shared::cta.b1024.b32 [%r3], 1;
     CHANGED: bar.warp.sync 0xffffffff;
-    tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%map], [%r3], 128;
+    tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned
+      [%map], [%r3], 128;
     READY: bar.sync 0;
     mov.u32 %r20, %thread;
     FILL: mad.lo.u32 %r21, %r20, 4, %r1; st.shared.u32 [%r21], 0xeeeeeeee;
@@ -166,7 +167,8 @@ def _replaced() -> ConformanceProgram:
     cvta.global.u64 %d3, %map;
     fence.proxy.tensormap::generic.acquire.gpu [%d3], 128;
     mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 256;
-    cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r1], [%d3, {16, -1}], [%r2];
+    cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes
+      [%r1], [%d3, {16, -1}], [%r2];
     WAIT: mbarrier.try_wait.parity.shared.b64 %p3, [%r2], 0; @!%p3 bra WAIT;
     mov.u32 %r20, %thread;
     DUMP: mad.lo.u32 %r21, %r20, 4, %r1; ld.shared.u32 %r22, [%r21];

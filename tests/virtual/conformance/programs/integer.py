@@ -67,7 +67,7 @@ def _division() -> ConformanceProgram:
         16: "cvt.u16.u32 %h1, %a;\ncvt.u16.u32 %h2, %b;\n",
         64: "mov.b64 %d2, {%a, %c};\nmov.b64 %d3, {%b, %c};\nshr.s64 %d3, %d3, 17;\n",
     }
-    for bits, register in ((16, "h"), (64, "d")):
+    for bits in (16, 64):
         first, second = ("%h1", "%h2") if bits == 16 else ("%d2", "%d3")
         for operation in ("div", "rem"):
             for sign in "us":

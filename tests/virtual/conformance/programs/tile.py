@@ -78,8 +78,10 @@ def loads_body(copies: Sequence[tuple[str, int, str, int]], size: int, opcode: s
         add.u32 %r20, %r20, {THREADS}; setp.lt.u32 %p5, %r20, {size // 4}; @%p5 bra FILL{number};
         fence.proxy.async.shared::cta; bar.sync 0; @!%p1 bra WAIT{number};
         mbarrier.arrive.expect_tx.shared.b64 _, [%r2], {count};
-        {form}.mbarrier::complete_tx::bytes [%r1+{offset}], [%{name}_map, {coordinates}], [%r2]{extra};
-        WAIT{number}: mbarrier.try_wait.parity.shared.b64 %p2, [%r2], {number % 2}; @!%p2 bra WAIT{number};
+        {form}.mbarrier::complete_tx::bytes
+          [%r1+{offset}], [%{name}_map, {coordinates}], [%r2]{extra};
+        WAIT{number}: mbarrier.try_wait.parity.shared.b64 %p2, [%r2], {number % 2};
+        @!%p2 bra WAIT{number};
         mov.u32 %r20, %thread;
         DUMP{number}: mad.lo.u32 %r21, %r20, 4, %r1; ld.shared.u32 %r22, [%r21];
         mad.wide.u32 %d20, %r20, 4, %out; st.global.u32 [%d20+{number * size}], %r22;
@@ -205,7 +207,16 @@ def _types() -> ConformanceProgram:
     )
     source = np.resize(floats, 512)
     # Halfway between two tf32 numbers, with an even and an odd one below; then one more bit.
-    source[16:24] = [0x3F801000, 0x3F803000, 0xBF801000, 0xBF803000, 0x3F801001, 0x1000, 0x3000, 0xFFF]
+    source[16:24] = [
+        0x3F801000,
+        0x3F803000,
+        0xBF801000,
+        0xBF803000,
+        0x3F801001,
+        0x1000,
+        0x3000,
+        0xFFF,
+    ]
     maps, copies = [], []
     for dtype, size in BYTES.items():
         tensor_map = _tile_map(dtype, dtype, (256 // size, 4), (64 // size, 4))
@@ -262,7 +273,8 @@ def _multicast() -> ConformanceProgram:
     and.b32 %r7, %r5, 1; setp.eq.u32 %p4, %r7, 0; and.pred %p4, %p4, %p1; @!%p4 bra WAIT;
     shr.u32 %r8, %r5, 1; mul.lo.u32 %r10, %r8, 1024; add.u32 %r11, %r1, %r10;
     mov.u16 %h1, 0x0007; setp.ne.u32 %p6, %r5, 0; @%p6 mov.u16 %h1, 0x000f; mul.lo.u32 %r12, %r8, 8;
-    cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%r11], [%t_map, {%r12, %r8}], [%r2], %h1;
+    cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster
+      [%r11], [%t_map, {%r12, %r8}], [%r2], %h1;
     WAIT: mbarrier.try_wait.parity.shared.b64 %p2, [%r2], 0; @!%p2 bra WAIT;
     mov.u32 %r20, %thread;
     DUMP: mad.lo.u32 %r21, %r20, 4, %r1; ld.shared.u32 %r22, [%r21];
@@ -284,7 +296,7 @@ def _multicast() -> ConformanceProgram:
 
 
 def stores_body(stores: Sequence[tuple[str, str, str, int]], words: int) -> str:
-    """Return a body that fills the tile from the source and issues (map, operands, opcode, offset)."""
+    """Return a body that fills the tile and issues stores (map, operands, opcode, offset)."""
     text = (
         START.format(size=words * 4)
         + f"""

@@ -210,7 +210,7 @@ def _copy_in(label: str, words: int, target: int, source_offset: int) -> str:
 
 
 def _product(case: Case, number: int, offsets: tuple[int, int, int, int], out: int) -> str:
-    """Return the text of one case; offsets are those of A, B, accumulators in the source, end of A."""
+    """Return the text of one case; offsets: A, B, accumulators in the source; B in the tile."""
     first, second = layouts(case)
     offset_a, offset_b, offset_c, shared_b = offsets
     text = "" if case.in_registers else _copy_in(f"A{number}", first.size // 4, 0, offset_a)
