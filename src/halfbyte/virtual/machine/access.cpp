@@ -180,40 +180,51 @@ uint8_t* Warp::access(const Instruction& in, int lane, uint64_t address, uint32_
 
 namespace {
 
-// Addresses of all lanes, those outside the mask set to the first lane's.
-struct alignas(64) LaneAddresses {
-  uint64_t at[kLanes];
-  uint64_t lowest;
-  uint64_t highest;
-  uint64_t bits;  // or of all: tells a misaligned lane
+// What the addresses of all lanes have in common; those outside the mask count as the first lane's.
+template <class Address>
+struct AddressRange {
+  Address lowest;
+  Address highest;
+  Address bits;  // or of all: tells a misaligned lane
 };
 
-LaneAddresses read_addresses(const Warp& warp, const LaneAccess& access) {
-  LaneAddresses result;
-  const uint64_t offset = static_cast<uint64_t>(static_cast<int64_t>(access.offset));
-  if (access.is_wide) {
-    const uint64_t* source = warp.read64(access.slot);
-    for (int lane = 0; lane < kLanes; ++lane) result.at[lane] = source[lane] + offset;
-  } else {
-    const uint32_t* source = warp.read32(access.slot);
-    const uint32_t narrow = static_cast<uint32_t>(access.offset);
-    for (int lane = 0; lane < kLanes; ++lane) result.at[lane] = source[lane] + narrow;
+// Fills `at` and returns the range.
+template <class Address>
+inline AddressRange<Address> read_addresses(const Address* __restrict__ source, Address offset,
+                                            uint32_t mask, Address* __restrict__ at) {
+  for (int lane = 0; lane < kLanes; ++lane) at[lane] = source[lane] + offset;
+  if (mask != kFullMask) {
+    const Address first = at[first_lane(mask)];
+    for (int lane = 0; lane < kLanes; ++lane) at[lane] = (mask >> lane & 1) ? at[lane] : first;
   }
-  if (access.mask != kFullMask) {
-    const uint64_t first = result.at[first_lane(access.mask)];
-    for (int lane = 0; lane < kLanes; ++lane) {
-      result.at[lane] = (access.mask >> lane & 1) ? result.at[lane] : first;
-    }
-  }
-  uint64_t lowest = result.at[0], highest = result.at[0], bits = 0;
+  Address lowest = at[0], highest = at[0], bits = 0;
   for (int lane = 0; lane < kLanes; ++lane) {
-    lowest = std::min(lowest, result.at[lane]);
-    highest = std::max(highest, result.at[lane]);
-    bits |= result.at[lane];
+    const Address address = at[lane];
+    lowest = address < lowest ? address : lowest;
+    highest = address > highest ? address : highest;
+    bits |= address;
   }
-  result.lowest = lowest;
-  result.highest = highest;
-  result.bits = bits;
+  return {lowest, highest, bits};
+}
+
+struct alignas(64) LaneAddresses {
+  uint64_t at[kLanes];
+  AddressRange<uint64_t> range;
+};
+
+LaneAddresses read_wide_addresses(const Warp& warp, const LaneAccess& access) {
+  LaneAddresses result;
+  if (access.is_wide) {
+    result.range = read_addresses<uint64_t>(warp.read64(access.slot),
+                                            static_cast<uint64_t>(static_cast<int64_t>(access.offset)),
+                                            access.mask, result.at);
+    return result;
+  }
+  alignas(64) uint32_t narrow[kLanes];
+  const auto range = read_addresses<uint32_t>(warp.read32(access.slot),
+                                              static_cast<uint32_t>(access.offset), access.mask, narrow);
+  for (int lane = 0; lane < kLanes; ++lane) result.at[lane] = narrow[lane];
+  result.range = {range.lowest, range.highest, range.bits};
   return result;
 }
 
@@ -232,56 +243,46 @@ void locate_one_by_one(Warp& warp, const Instruction& in, const LaneAccess& acce
   if (access.mask != kFullMask) fill_others(access.mask, pointers);
 }
 
-void locate_global(Warp& warp, const Instruction& in, const LaneAccess& access,
-                   const LaneAddresses& addresses, LanePointers& pointers) {
-  const bool is_aligned = (addresses.bits & (access.bytes - 1)) == 0;
-  for (int attempt = 0; is_aligned && attempt < 2; ++attempt) {
-    if (addresses.lowest >= warp.cached_begin && addresses.highest < warp.cached_end &&
-        warp.cached_end - addresses.highest >= access.bytes &&
+// Whether all lanes of a global access lie in one buffer that is cached, or is from now on.
+bool is_in_cached_buffer(Warp& warp, const LaneAccess& access, const AddressRange<uint64_t>& range) {
+  if ((range.bits & (access.bytes - 1)) != 0) return false;
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    if (range.lowest >= warp.cached_begin && range.highest < warp.cached_end &&
+        warp.cached_end - range.highest >= access.bytes &&
         !(access.is_write && warp.cached_is_read_only)) {
-      std::memcpy(pointers.at, addresses.at, sizeof(addresses.at));
-      return;
+      return true;
     }
-    if (attempt == 0) {
-      const Allocation* found = warp.simulation->memory.find(addresses.lowest);
-      if (!found || found->is_freed) break;
-      warp.cached_begin = found->begin;
-      warp.cached_end = found->end;
-      warp.cached_is_read_only = found->is_read_only;
-    }
+    const Allocation* found = attempt == 0 ? warp.simulation->memory.find(range.lowest) : nullptr;
+    if (!found || found->is_freed) return false;
+    warp.cached_begin = found->begin;
+    warp.cached_end = found->end;
+    warp.cached_is_read_only = found->is_read_only;
   }
-  locate_one_by_one(warp, in, access, addresses, 0, pointers);
+  return false;
 }
 
-void locate_shared(Warp& warp, const Instruction& in, const LaneAccess& access,
-                   const LaneAddresses& addresses, LanePointers& pointers) {
-  const uint32_t lowest = static_cast<uint32_t>(addresses.lowest);
-  const uint32_t highest = static_cast<uint32_t>(addresses.highest);
+// Whether all lanes lie in the warp's own CTA, aligned, and meet nothing that must be reported.
+bool is_plain_shared(const Warp& warp, const LaneAccess& access, const AddressRange<uint32_t>& range) {
   Cta& cta = *warp.cta;
-  const uint32_t end = offset_of(highest) + access.bytes;
-  const bool is_plain = rank_of(lowest) == cta.rank && rank_of(highest) == cta.rank &&
-                        (addresses.bits & (access.bytes - 1)) == 0 &&
-                        offset_of(lowest) >= kReservedSharedBytes && end <= cta.shared_bytes &&
-                        (addresses.lowest ^ addresses.highest) >> 32 == 0;
-  if (is_plain && (cta.in_flight.empty() || !cta.in_flight.find_conflict(
-                                                false, access.is_write, offset_of(lowest), end)) &&
-      !(access.is_write && cta.mbarrier_in(offset_of(lowest), end))) {
-    const uint64_t start = reinterpret_cast<uint64_t>(cta.shared);
-    uint64_t* at = reinterpret_cast<uint64_t*>(pointers.at);
-    for (int lane = 0; lane < kLanes; ++lane) {
-      at[lane] = start + (addresses.at[lane] & kSharedOffsetMask);
-    }
-    return;
+  const uint32_t first = offset_of(range.lowest), last = offset_of(range.highest) + access.bytes;
+  if (rank_of(range.lowest) != cta.rank || rank_of(range.highest) != cta.rank ||
+      (range.bits & (access.bytes - 1)) != 0 || first < kReservedSharedBytes ||
+      last > cta.shared_bytes) {
+    return false;
   }
-  locate_one_by_one(warp, in, access, addresses, kSharedWindow, pointers);
+  if (!cta.in_flight.empty() && cta.in_flight.find_conflict(false, access.is_write, first, last)) {
+    return false;
+  }
+  return !(access.is_write && cta.mbarrier_in(first, last));
 }
 
 void locate_local(Warp& warp, const Instruction& in, const LaneAccess& access,
                   const LaneAddresses& addresses, LanePointers& pointers) {
   const uint64_t size = warp.program->local_bytes;
-  const bool is_plain = (addresses.bits & (access.bytes - 1)) == 0 &&
-                        (addresses.highest & ~kWindowMask) + access.bytes <= size &&
-                        addresses.lowest >> 56 == addresses.highest >> 56;
+  const AddressRange<uint64_t>& range = addresses.range;
+  const bool is_plain = (range.bits & (access.bytes - 1)) == 0 &&
+                        (range.highest & ~kWindowMask) + access.bytes <= size &&
+                        range.lowest >> 56 == range.highest >> 56;
   if (!is_plain) return locate_one_by_one(warp, in, access, addresses, kLocalWindow, pointers);
   for (int lane = 0; lane < kLanes; ++lane) {
     pointers.at[lane] = warp.local + static_cast<uint64_t>(lane) * size +
@@ -289,37 +290,74 @@ void locate_local(Warp& warp, const Instruction& in, const LaneAccess& access,
   }
 }
 
+// One lane's pointer for all: parameters, and anything else that the lanes read together.
+void locate_once(Warp& warp, const Instruction& in, const LaneAccess& access, uint64_t address,
+                 LanePointers& pointers) {
+  uint8_t* pointer =
+      warp.access(in, first_lane(access.mask), address, access.bytes, access.is_write);
+  std::fill(pointers.at, pointers.at + kLanes, pointer);
+}
+
+void locate_slowly(Warp& warp, const Instruction& in, Space space, const LaneAccess& access,
+                   LanePointers& pointers) {
+  const LaneAddresses addresses = read_wide_addresses(warp, access);
+  const uint64_t lowest = addresses.range.lowest, highest = addresses.range.highest;
+  const bool is_local = space == Space::kLocal || (lowest & kWindowMask) == kLocalWindow;
+  if (is_local && (space == Space::kLocal || space == Space::kParam || space == Space::kGeneric) &&
+      (space == Space::kLocal || (highest & kWindowMask) == kLocalWindow)) {
+    return locate_local(warp, in, access, addresses, pointers);
+  }
+  uint64_t window = 0;
+  if (space == Space::kShared) window = kSharedWindow;
+  if (space == Space::kParam) window = kParamWindow;
+  if (window == 0 && space != Space::kGeneric) {
+    const uint32_t strays = lanes_where(
+        access.mask, [&](int at) { return (addresses.at[at] & kWindowMask) != 0; });
+    if (strays) {
+      const int lane = first_lane(strays);
+      fault_outside(warp, in, lane, addresses.at[lane], access.bytes,
+                    access.is_write ? "the store writes" : "the load reads");
+    }
+  }
+  if (lowest == highest) {
+    const uint64_t address = window ? (lowest & ~kWindowMask) | window : lowest;
+    return locate_once(warp, in, access, address, pointers);
+  }
+  locate_one_by_one(warp, in, access, addresses, window, pointers);
+}
+
 }  // namespace
 
 void locate_lanes(Warp& warp, const Instruction& in, Space space, const LaneAccess& access,
                   LanePointers& pointers) {
-  const LaneAddresses addresses = read_addresses(warp, access);
-  switch (space) {
-    case Space::kShared: return locate_shared(warp, in, access, addresses, pointers);
-    case Space::kLocal: return locate_local(warp, in, access, addresses, pointers);
-    case Space::kParam:
-      if ((addresses.lowest & kWindowMask) == kLocalWindow) {  // parameters of a called function
-        return locate_local(warp, in, access, addresses, pointers);
+  auto* at = reinterpret_cast<uint64_t*>(pointers.at);
+  if (space == Space::kShared && !access.is_wide) {
+    alignas(64) uint32_t narrow[kLanes];
+    const auto range = read_addresses<uint32_t>(
+        warp.read32(access.slot), static_cast<uint32_t>(access.offset), access.mask, narrow);
+    if (is_plain_shared(warp, access, range)) {
+      const auto start = reinterpret_cast<uint64_t>(warp.cta->shared);
+      for (int lane = 0; lane < kLanes; ++lane) at[lane] = start + (narrow[lane] & kSharedOffsetMask);
+      return;
+    }
+  } else if (access.is_wide && (space == Space::kGlobal || space == Space::kGeneric)) {
+    const auto range = read_addresses<uint64_t>(
+        warp.read64(access.slot), static_cast<uint64_t>(static_cast<int64_t>(access.offset)),
+        access.mask, at);
+    if (((range.lowest | range.highest) & kWindowMask) == 0) {
+      if (is_in_cached_buffer(warp, access, range)) return;
+    } else if (range.lowest >> 32 == kSharedWindow >> 32 && range.highest >> 32 == kSharedWindow >> 32) {
+      const AddressRange<uint32_t> narrow{static_cast<uint32_t>(range.lowest),
+                                          static_cast<uint32_t>(range.highest),
+                                          static_cast<uint32_t>(range.bits)};
+      if (space == Space::kGeneric && is_plain_shared(warp, access, narrow)) {
+        const auto start = reinterpret_cast<uint64_t>(warp.cta->shared);
+        for (int lane = 0; lane < kLanes; ++lane) at[lane] = start + (at[lane] & kSharedOffsetMask);
+        return;
       }
-      return locate_one_by_one(warp, in, access, addresses, kParamWindow, pointers);
-    default: break;
+    }
   }
-  const uint64_t lowest = addresses.lowest & kWindowMask;
-  if (lowest == 0 && (addresses.highest & kWindowMask) == 0) {
-    return locate_global(warp, in, access, addresses, pointers);
-  }
-  if (space == Space::kGeneric && lowest == kSharedWindow &&
-      addresses.lowest >> 32 == addresses.highest >> 32 && addresses.lowest >> 32 == lowest >> 32) {
-    return locate_shared(warp, in, access, addresses, pointers);
-  }
-  if (space == Space::kGlobal || space == Space::kConst) {
-    const int lane = first_lane(lanes_where(access.mask, [&](int at) {
-      return (addresses.at[at] & kWindowMask) != 0;
-    }));
-    fault_outside(warp, in, lane, addresses.at[lane], access.bytes,
-                  access.is_write ? "the store writes" : "the load reads");
-  }
-  locate_one_by_one(warp, in, access, addresses, 0, pointers);
+  locate_slowly(warp, in, space, access, pointers);
 }
 
 }  // namespace halfbyte::gpu
