@@ -5,6 +5,7 @@ import torch
 
 from halfbyte.errors import FormatError
 from halfbyte.virtual.driver.session import cuda
+from halfbyte.virtual.driver.torch_cuda.scaled_grouped_mm import scaled_grouped_mm
 from halfbyte.virtual.driver.torch_cuda.scaled_mm import decode, scaled_mm, unswizzle_scales
 
 
@@ -51,3 +52,39 @@ def test_a_use_on_the_device_is_counted_as_substituted(session: cuda) -> None:
     assert result.is_cuda
     assert result.tolist() == [[32.0] * 16] * 16
     assert session.log.substitutions == {"torch._scaled_mm": 1}
+
+
+def test_each_group_takes_its_own_rows_matrix_and_scale_tiles() -> None:
+    """Groups of 2 and 1 rows; ones times ones over k = 32 is 32, times the group's scales."""
+    a = torch.ones(3, 32).to(torch.float8_e4m3fn)
+    b = torch.ones(2, 32, 16).to(torch.float8_e4m3fn)
+    scale_a = torch.full((2 * 512,), 127, dtype=torch.uint8)
+    scale_a[16] = 128  # group 0, row 1: 2
+    scale_a[512] = 130  # group 1, row 0: 8
+    scale_b = torch.full((2, 512), 127, dtype=torch.uint8)
+    scale_b[1] = 126  # every row of the second matrix: 0.5
+    product = scaled_grouped_mm(
+        a,
+        b,
+        [scale_a.view(torch.float8_e8m0fnu)],
+        [3],
+        [1],
+        [scale_b.view(torch.float8_e8m0fnu)],
+        [3],
+        [1],
+        torch.tensor([2, 3]),
+        None,
+        torch.float32,
+    )
+    assert product[:, 0].tolist() == [32.0, 64.0, 32 * 8 * 0.5]
+    assert product.shape == (3, 16)
+
+
+def test_groups_along_k_give_one_product_each() -> None:
+    a = torch.ones(2, 96).to(torch.float8_e4m3fn)
+    ones = torch.full((2 * 512,), 127, dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    offsets = torch.tensor([32, 96])
+    product = scaled_grouped_mm(
+        a, a.t(), [ones], [3], [1], [ones], [3], [1], offsets, None, torch.float32
+    )
+    assert product.tolist() == [[[32.0] * 2] * 2, [[64.0] * 2] * 2]

@@ -17,6 +17,7 @@ from halfbyte.virtual.driver.torch_cuda.devices import (
 from halfbyte.virtual.driver.torch_cuda.dlpack import make_capsule
 from halfbyte.virtual.driver.torch_cuda.products import is_half_product, multiply_in_float32
 from halfbyte.virtual.driver.torch_cuda.recording import call_recorded
+from halfbyte.virtual.driver.torch_cuda.scaled_grouped_mm import scaled_grouped_mm
 from halfbyte.virtual.driver.torch_cuda.scaled_mm import scaled_mm
 from halfbyte.virtual.driver.torch_cuda.tensors import DeviceTensors, shares_storage
 
@@ -209,20 +210,25 @@ def _ignore(mode: CudaMode, arguments: Sequence[Any], _: Mapping[str, Any]) -> N
     """Answer Tensor.record_stream: memory is not reused behind a stream's back."""
 
 
-def _scaled_mm(mode: CudaMode, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Tensor:
-    if not mode.tensors.is_on_device(arguments[0]):
-        return torch._scaled_mm(*arguments, **keywords)
+def _substitute(function: Callable[..., Any], reference: Callable[..., Tensor]) -> Special:
+    """Return a special that computes `function` of tensors on the device by `reference`."""
+    name = f"torch.{function.__name__}"
 
-    def substitute(*given: Any, **named: Any) -> Tensor:
-        mode.runtime.log.add_substitution("torch._scaled_mm")
-        return scaled_mm(*given, **named)
+    def call(mode: CudaMode, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        if not mode.tensors.is_on_device(arguments[0]):
+            return function(*arguments, **keywords)
 
-    if mode.runtime.recording is not None:
-        result: Tensor = call_recorded(mode, substitute, arguments, keywords)
+        def calculate(*given: Any, **named: Any) -> Tensor:
+            mode.runtime.log.add_substitution(name)
+            return reference(*given, **named)
+
+        if mode.runtime.recording is not None:
+            return call_recorded(mode, calculate, arguments, keywords)
+        result = calculate(*arguments, **keywords)
+        mode.tensors.adopt([result])
         return result
-    result = substitute(*arguments, **keywords)
-    mode.tensors.adopt([result])
-    return result
+
+    return call
 
 
 def _pass_through(function: Callable[..., Any]) -> Special:
@@ -251,5 +257,9 @@ SPECIALS: dict[Any, Special] = {
     Tensor.record_stream: _ignore,
     Tensor.__dlpack_device__: _dlpack_device,
     Tensor.__dlpack__: _dlpack,
-    torch._scaled_mm: _scaled_mm,
+    torch._scaled_mm: _substitute(torch._scaled_mm, scaled_mm),
 }
+if hasattr(torch, "_scaled_grouped_mm_v2"):  # of torch 2.10 and later
+    SPECIALS[torch._scaled_grouped_mm_v2] = _substitute(
+        torch._scaled_grouped_mm_v2, scaled_grouped_mm
+    )
