@@ -60,14 +60,14 @@ float tanh(float a) {
 
 // 16-bit formats: decoded exactly, rounded once.
 template <class Format, class Code, bool flushes>
-uint16_t ex2_half(uint16_t a) {
+uint32_t ex2_half(uint32_t a) {
   const uint32_t operand = flushes ? flush16<Format>(a) : a;
   const uint32_t code = encode<Code, Rounding::kNearestEven>(exp2_value(Format::decode(operand)));
-  return static_cast<uint16_t>(flushes ? flush16<Format>(code) : code);
+  return flushes ? flush16<Format>(code) : code;
 }
 template <class Format, class Code>
-uint16_t tanh_half(uint16_t a) {
-  return static_cast<uint16_t>(encode<Code, Rounding::kNearestEven>(tanh_value(Format::decode(a))));
+uint32_t tanh_half(uint32_t a) {
+  return encode<Code, Rounding::kNearestEven>(tanh_value(Format::decode(a)));
 }
 
 template <bool flushes>
@@ -83,21 +83,14 @@ void register_family(const std::string& suffix) {
   register_handler("ex2.approx" + suffix, map_lanes<ex2<flushes>>);
 }
 
-template <auto function>
-void register_half(const std::string& stem, const std::string& type) {
-  register_handler(stem + type, map_lanes<function>);
-  register_handler(stem + type + "x2", map_lanes<map_parts1<function, uint16_t>>);
-}
-
 const bool registered = [] {
   register_family<false>(".f32");
   register_family<true>(".ftz.f32");
   register_handler("tanh.approx.f32", map_lanes<tanh>);
-  register_half<ex2_half<F16, FormatF16, false>>("ex2.approx.", "f16");
-  register_half<ex2_half<F16, FormatF16, true>>("ex2.approx.ftz.", "f16");
-  register_half<ex2_half<BF16, FormatBF16, true>>("ex2.approx.ftz.", "bf16");
-  register_half<tanh_half<F16, FormatF16>>("tanh.approx.", "f16");
-  register_half<tanh_half<BF16, FormatBF16>>("tanh.approx.", "bf16");
+  register_halves<ex2_half<F16, FormatF16, false>>("ex2.approx.", "f16");
+  register_halves<ex2_half<BF16, FormatBF16, true>>("ex2.approx.ftz.", "bf16");
+  register_halves<tanh_half<F16, FormatF16>>("tanh.approx.", "f16");
+  register_halves<tanh_half<BF16, FormatBF16>>("tanh.approx.", "bf16");
   return true;
 }();
 

@@ -39,15 +39,18 @@ inline bool holds(T a, T b) {
 // How the lanes of a register become values to compare. `Raw` is what lies in the register.
 template <class T>
 struct Plain {
+  static constexpr bool kDecodes = false;
   using Raw = T;
   static T value(T raw) { return raw; }
 };
 struct FlushedF32 {
+  static constexpr bool kDecodes = false;
   using Raw = float;
   static float value(float raw) { return flush(raw); }
 };
 template <class Format, bool flushes, int shift>
 struct Half {
+  static constexpr bool kDecodes = true;
   using Raw = uint32_t;
   static float value(uint32_t raw) {
     const uint32_t code = raw >> shift & 0xFFFF;
@@ -65,6 +68,14 @@ uint32_t compare(const Warp& warp, const Instruction& in, int first, uint32_t ma
     return holds<op>(Reader::value(from_lane<Raw>(a[lane])), Reader::value(from_lane<Raw>(b[lane])));
   };
   if ((mask & (mask - 1)) == 0) return test(first_lane(mask)) ? mask : 0;
+  if constexpr (Reader::kDecodes) {  // two loops, each of which vectorizes
+    float x[kLanes], y[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) {
+      x[lane] = Reader::value(a[lane]);
+      y[lane] = Reader::value(b[lane]);
+    }
+    return lanes_where(mask, [&](int lane) { return holds<op>(x[lane], y[lane]); });
+  }
   return lanes_where(mask, test);
 }
 

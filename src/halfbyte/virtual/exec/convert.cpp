@@ -75,8 +75,8 @@ double integer_value(T value) {
     return round_to_odd(static_cast<uint64_t>(value));
   }
 }
-double f16_value(uint16_t code) { return F16::decode(code); }
-double bf16_value(uint16_t code) { return BF16::decode(code); }
+double f16_value(uint32_t code) { return F16::decode(code); }
+double bf16_value(uint32_t code) { return BF16::decode(code); }
 double f32_value(float value) { return value; }
 double f32_flushed_value(float value) { return canonical(flush(value)); }
 
@@ -258,14 +258,14 @@ To cast(From value) {
   return static_cast<To>(value);
 }
 template <class Format>
-float widen(uint16_t code) {
+float widen(uint32_t code) {
   return Format::decode(code);
 }
 // A shift: NaN keeps its bits (seen on an H200).
-uint32_t widen_bfloat(uint16_t code) { return static_cast<uint32_t>(code) << 16; }
+uint32_t widen_bfloat(uint32_t code) { return code << 16; }
 template <class Format>
-uint16_t narrow(float value) {
-  return static_cast<uint16_t>(encode<Format, Rounding::kNearestEven>(value));
+uint32_t narrow(float value) {
+  return encode<Format, Rounding::kNearestEven>(value);
 }
 
 // Attributes: satfinite, relu. a goes to the upper half, b to the lower.

@@ -90,9 +90,10 @@ constexpr size_t count_arguments(Result (*)(Arguments...)) {
   return sizeof...(Arguments);
 }
 
-// Handler of `function(source...) -> destination` for operands in textual order.
+// Handler of `function(source...) -> destination` for operands in textual order. Everything it calls
+// is inlined: a call in the loop would keep it from being vectorized.
 template <auto function>
-Outcome map_lanes(Warp& warp, const Instruction& in, uint32_t mask) {
+__attribute__((flatten)) Outcome map_lanes(Warp& warp, const Instruction& in, uint32_t mask) {
   map_operands<function>(function, std::make_index_sequence<count_arguments(function)>{}, warp, in,
                          mask);
   return Outcome::kNext;
@@ -122,7 +123,7 @@ inline __attribute__((always_inline)) void map_pair_operands(Result (*)(Argument
 }
 
 template <auto function>
-Outcome map_pairs(Warp& warp, const Instruction& in, uint32_t mask) {
+__attribute__((flatten)) Outcome map_pairs(Warp& warp, const Instruction& in, uint32_t mask) {
   map_pair_operands<function>(function, std::make_index_sequence<count_arguments(function)>{},
                               warp, in, mask);
   return Outcome::kNext;
@@ -149,14 +150,30 @@ template <auto function, class Part>
 uint32_t map_parts2(uint32_t a, uint32_t b) {
   return map_parts_of<function, Part>(a, b);
 }
-template <auto function, class Part>
-uint32_t map_parts3(uint32_t a, uint32_t b, uint32_t c) {
-  return map_parts_of<function, Part>(a, b, c);
-}
+
+// A function of 16-bit codes (in the low half of 32 bits) for a scalar register, whose upper half is
+// ignored, and for both halves of a packed one.
+template <auto function, class Signature>
+struct Halves;
+template <auto function, class... Codes>
+struct Halves<function, uint32_t (*)(Codes...)> {
+  static uint32_t low(Codes... codes) { return function((codes & 0xFFFF)...); }
+  static uint32_t both(Codes... codes) {
+    return function((codes & 0xFFFF)...) | function((codes >> 16)...) << 16;
+  }
+};
 
 // Registers a handler whose name is put together at start-up.
 __attribute__((noinline)) inline void register_handler(const std::string& name, Handler handler) {
   HandlerRegistration(name.c_str(), handler);
+}
+
+// Registers `function` for a 16-bit type and, with "x2", for its packed pair.
+template <auto function>
+void register_halves(const std::string& stem, const std::string& type) {
+  using Parts = Halves<function, decltype(function)>;
+  register_handler(stem + type, map_lanes<&Parts::low>);
+  register_handler(stem + type + "x2", map_lanes<&Parts::both>);
 }
 
 // One row of a table of handlers; a family registers its table with one static object.

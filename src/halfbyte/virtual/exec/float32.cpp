@@ -88,19 +88,26 @@ float copysign(float a, float b) {
   return bit_cast<float>((float_bits(a) & 0x80000000u) | (float_bits(b) & 0x7FFFFFFFu));
 }
 
-// -0 counts as less than +0. One NaN gives the other operand, or with .NaN the canonical NaN.
+// A number that orders bit patterns as their values, -0 before +0.
+inline int32_t order_of(uint32_t bits) {
+  const int32_t value = static_cast<int32_t>(bits);
+  return value ^ (value >> 31 & 0x7FFFFFFF);
+}
+inline bool is_nan(uint32_t bits) { return (bits & 0x7FFFFFFFu) > 0x7F800000u; }
+
+// One NaN gives the other operand, or with .NaN the canonical NaN.
+template <bool is_max, bool keeps_nan>
+inline uint32_t pick(uint32_t a, uint32_t b) {
+  const bool takes_a = is_max ? order_of(a) > order_of(b) : order_of(a) < order_of(b);
+  uint32_t result = takes_a ? a : b;
+  result = is_nan(a) ? b : result;
+  result = is_nan(b) ? a : result;
+  const bool gives_nan = keeps_nan ? is_nan(a) | is_nan(b) : is_nan(a) & is_nan(b);
+  return gives_nan ? kCanonicalNan32 : result;
+}
 template <bool is_max, bool keeps_nan>
 inline float pick(float a, float b) {
-  const bool takes_a = is_max ? a > b : a < b;
-  const uint32_t either = is_max ? float_bits(a) & float_bits(b) : float_bits(a) | float_bits(b);
-  float result = takes_a ? a : b;
-  result = a == b ? bit_cast<float>(either) : result;
-  if (keeps_nan) {
-    result = a != a || b != b ? bit_cast<float>(kCanonicalNan32) : result;
-  } else {
-    result = b != b ? canonical(a) : result;  // a NaN a already gave b
-  }
-  return result;
+  return bit_cast<float>(pick<is_max, keeps_nan>(float_bits(a), float_bits(b)));
 }
 
 template <bool is_max, bool flushes, bool keeps_nan>

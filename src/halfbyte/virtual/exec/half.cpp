@@ -24,12 +24,12 @@ struct Bfloat {
 enum Operation { kAdd, kSub, kMul };
 
 template <class Type, bool flushes>
-inline float value_of(uint16_t code) {
+inline float value_of(uint32_t code) {
   return Type::Values::decode(flushes ? flush16<typename Type::Values>(code) : code);
 }
 
 template <class Type, bool flushes, bool saturates, bool clamps, class Float>
-inline uint16_t finish(Float result) {
+inline uint32_t finish(Float result) {
   // A result counts as subnormal before rounding (seen on an H200).
   constexpr Float kSmallestNormal = static_cast<Float>(0x1p-14);
   const bool is_tiny = flushes && std::fabs(result) < kSmallestNormal;
@@ -37,11 +37,11 @@ inline uint16_t finish(Float result) {
   const Float value = saturates ? saturate(kept) : kept;
   const uint32_t code =
       encode<typename Type::Codes, Rounding::kNearestEven>(value, EncodeOptions{false, clamps});
-  return static_cast<uint16_t>(flushes ? flush16<typename Type::Values>(code) : code);
+  return flushes ? flush16<typename Type::Values>(code) : code;
 }
 
 template <class Type, Operation operation, bool flushes, bool saturates>
-uint16_t binary(uint16_t a, uint16_t b) {
+uint32_t binary(uint32_t a, uint32_t b) {
   const float x = value_of<Type, flushes>(a), y = value_of<Type, flushes>(b);
   if constexpr (operation == kMul) {
     using Product = typename Type::Product;
@@ -66,22 +66,23 @@ inline double fma_to_odd(float x, float y, float z) {
 
 // Saturation happens before rounding; 0 and 1 are exact in both formats.
 template <class Type, bool flushes, bool saturates, bool clamps, bool ignores_outside>
-uint16_t fma(uint16_t a, uint16_t b, uint16_t c) {
+uint32_t fma(uint32_t a, uint32_t b, uint32_t c) {
   const double sum = fma_to_odd(value_of<Type, flushes>(a), value_of<Type, flushes>(b),
                                 value_of<Type, flushes>(c));
-  const uint16_t code = finish<Type, flushes, saturates, clamps>(sum);
-  const bool is_outside = ignores_outside && ((a & 0x7FFF) == kOutOfBoundsNan16 || (b & 0x7FFF) == kOutOfBoundsNan16);
+  const uint32_t code = finish<Type, flushes, saturates, clamps>(sum);
+  const bool is_outside = ignores_outside && ((a & 0x7FFF) == kOutOfBoundsNan16 ||
+                                              (b & 0x7FFF) == kOutOfBoundsNan16);
   return is_outside ? 0 : code;
 }
 
 // NaN becomes the canonical one (seen on an H200).
 template <class Type, bool flushes>
-uint16_t abs(uint16_t a) {
+uint32_t abs(uint32_t a) {
   const uint32_t value = flushes ? flush16<typename Type::Values>(a) : a;
   return is_nan16(a, Type::Values::kInfinity) ? kCanonicalNan16 : value & 0x7FFF;
 }
 template <class Type, bool flushes>
-uint16_t neg(uint16_t a) {
+uint32_t neg(uint32_t a) {
   const uint32_t value = flushes ? flush16<typename Type::Values>(a) : a;
   return is_nan16(a, Type::Values::kInfinity) ? kCanonicalNan16 : value ^ 0x8000;
 }
@@ -101,47 +102,35 @@ inline uint32_t pick(uint32_t a, uint32_t b) {
   return is_nan ? kCanonicalNan16 : result;
 }
 template <class Type, bool is_max, bool flushes, bool keeps_nan, bool xors_signs>
-uint16_t extreme(uint16_t a, uint16_t b) {
+uint32_t extreme(uint32_t a, uint32_t b) {
   const uint32_t x = flushes ? flush16<typename Type::Values>(a) : a;
   const uint32_t y = flushes ? flush16<typename Type::Values>(b) : b;
-  if (!xors_signs) return static_cast<uint16_t>(pick<Type, is_max, keeps_nan>(x, y));
+  if (!xors_signs) return pick<Type, is_max, keeps_nan>(x, y);
   const uint32_t result = pick<Type, is_max, keeps_nan>(x & 0x7FFF, y & 0x7FFF);
   const bool is_nan = is_nan16(result, Type::Values::kInfinity);
-  return static_cast<uint16_t>(is_nan ? kCanonicalNan16 : result | ((x ^ y) & 0x8000));
-}
-
-template <auto function>
-void register_both(const std::string& stem, const std::string& type) {
-  register_handler(stem + type, map_lanes<function>);
-  if constexpr (count_arguments(function) == 1) {
-    register_handler(stem + type + "x2", map_lanes<map_parts1<function, uint16_t>>);
-  } else if constexpr (count_arguments(function) == 2) {
-    register_handler(stem + type + "x2", map_lanes<map_parts2<function, uint16_t>>);
-  } else {
-    register_handler(stem + type + "x2", map_lanes<map_parts3<function, uint16_t>>);
-  }
+  return is_nan ? kCanonicalNan16 : result | ((x ^ y) & 0x8000);
 }
 
 template <class Type, bool flushes, bool saturates>
 void register_arithmetic(const std::string& modifiers, const std::string& type) {
-  register_both<binary<Type, kAdd, flushes, saturates>>("add" + modifiers, type);
-  register_both<binary<Type, kSub, flushes, saturates>>("sub" + modifiers, type);
-  register_both<binary<Type, kMul, flushes, saturates>>("mul" + modifiers, type);
-  register_both<fma<Type, flushes, saturates, false, false>>("fma" + modifiers, type);
+  register_halves<binary<Type, kAdd, flushes, saturates>>("add" + modifiers, type);
+  register_halves<binary<Type, kSub, flushes, saturates>>("sub" + modifiers, type);
+  register_halves<binary<Type, kMul, flushes, saturates>>("mul" + modifiers, type);
+  register_halves<fma<Type, flushes, saturates, false, false>>("fma" + modifiers, type);
 }
 
 template <class Type, bool flushes>
 void register_simple(const std::string& flush_text, const std::string& type) {
-  register_both<abs<Type, flushes>>("abs" + flush_text, type);
-  register_both<neg<Type, flushes>>("neg" + flush_text, type);
-  register_both<extreme<Type, false, flushes, false, false>>("min" + flush_text, type);
-  register_both<extreme<Type, false, flushes, true, false>>("min" + flush_text + "NaN.", type);
-  register_both<extreme<Type, false, flushes, false, true>>("min" + flush_text + "xorsign.abs.", type);
-  register_both<extreme<Type, false, flushes, true, true>>("min" + flush_text + "NaN.xorsign.abs.", type);
-  register_both<extreme<Type, true, flushes, false, false>>("max" + flush_text, type);
-  register_both<extreme<Type, true, flushes, true, false>>("max" + flush_text + "NaN.", type);
-  register_both<extreme<Type, true, flushes, false, true>>("max" + flush_text + "xorsign.abs.", type);
-  register_both<extreme<Type, true, flushes, true, true>>("max" + flush_text + "NaN.xorsign.abs.", type);
+  register_halves<abs<Type, flushes>>("abs" + flush_text, type);
+  register_halves<neg<Type, flushes>>("neg" + flush_text, type);
+  register_halves<extreme<Type, false, flushes, false, false>>("min" + flush_text, type);
+  register_halves<extreme<Type, false, flushes, true, false>>("min" + flush_text + "NaN.", type);
+  register_halves<extreme<Type, false, flushes, false, true>>("min" + flush_text + "xorsign.abs.", type);
+  register_halves<extreme<Type, false, flushes, true, true>>("min" + flush_text + "NaN.xorsign.abs.", type);
+  register_halves<extreme<Type, true, flushes, false, false>>("max" + flush_text, type);
+  register_halves<extreme<Type, true, flushes, true, false>>("max" + flush_text + "NaN.", type);
+  register_halves<extreme<Type, true, flushes, false, true>>("max" + flush_text + "xorsign.abs.", type);
+  register_halves<extreme<Type, true, flushes, true, true>>("max" + flush_text + "NaN.xorsign.abs.", type);
 }
 
 const bool registered = [] {
@@ -150,13 +139,13 @@ const bool registered = [] {
   register_arithmetic<Half, false, true>(".sat.", "f16");
   register_arithmetic<Half, true, true>(".ftz.sat.", "f16");
   register_arithmetic<Bfloat, false, false>(".", "bf16");
-  register_both<fma<Half, false, false, true, false>>("fma.relu.", "f16");
-  register_both<fma<Half, true, false, true, false>>("fma.ftz.relu.", "f16");
-  register_both<fma<Half, false, false, false, true>>("fma.oob.", "f16");
-  register_both<fma<Half, false, false, true, true>>("fma.oob.relu.", "f16");
-  register_both<fma<Bfloat, false, false, true, false>>("fma.relu.", "bf16");
-  register_both<fma<Bfloat, false, false, false, true>>("fma.oob.", "bf16");
-  register_both<fma<Bfloat, false, false, true, true>>("fma.oob.relu.", "bf16");
+  register_halves<fma<Half, false, false, true, false>>("fma.relu.", "f16");
+  register_halves<fma<Half, true, false, true, false>>("fma.ftz.relu.", "f16");
+  register_halves<fma<Half, false, false, false, true>>("fma.oob.", "f16");
+  register_halves<fma<Half, false, false, true, true>>("fma.oob.relu.", "f16");
+  register_halves<fma<Bfloat, false, false, true, false>>("fma.relu.", "bf16");
+  register_halves<fma<Bfloat, false, false, false, true>>("fma.oob.", "bf16");
+  register_halves<fma<Bfloat, false, false, true, true>>("fma.oob.relu.", "bf16");
   register_simple<Half, false>(".", "f16");
   register_simple<Half, true>(".ftz.", "f16");
   register_simple<Bfloat, false>(".", "bf16");

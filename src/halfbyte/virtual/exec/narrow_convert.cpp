@@ -114,13 +114,19 @@ Outcome from_narrow(Warp& warp, const Instruction& in, uint32_t mask) {
   const uint32_t* a = warp.read32(in.operands[1]);
   const uint32_t* scale = in.attributes[2] ? warp.read32(in.operands[2]) : nullptr;
   uint32_t* to = warp.write32(in.operands[0]);
+  const float* values = table.data();
+  constexpr uint32_t part = (1u << slot) - 1;
+  if (scale == nullptr) {
+    for_independent_lanes(mask, [&](int lane) __attribute__((always_inline)) {
+      const uint32_t high = encode<Target, Rounding::kNearestEven>(values[(a[lane] >> slot) & part], options);
+      const uint32_t low = encode<Target, Rounding::kNearestEven>(values[a[lane] & part], options);
+      to[lane] = high << 16 | low;
+    });
+    return Outcome::kNext;
+  }
   for_lanes(mask, [&](int lane) {
-    double high = table[(a[lane] >> slot) & ((1u << slot) - 1)];
-    double low = table[a[lane] & ((1u << slot) - 1)];
-    if (scale) {
-      high *= decode_ue8m0(scale[lane] >> 8);
-      low *= decode_ue8m0(scale[lane]);
-    }
+    const double high = values[(a[lane] >> slot) & part] * decode_ue8m0(scale[lane] >> 8);
+    const double low = values[a[lane] & part] * decode_ue8m0(scale[lane]);
     to[lane] = encode<Target, Rounding::kNearestEven>(high, options) << 16 |
                encode<Target, Rounding::kNearestEven>(low, options);
   });

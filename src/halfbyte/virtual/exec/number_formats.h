@@ -63,14 +63,16 @@ struct SourceLayout<double> {
   static constexpr int mantissa_bits = 52, bias = 1023, max_exponent = 2047;
 };
 
-template <class Format, Rounding rounding, class Bits>
-inline bool rounds_up(Bits kept, Bits rest, Bits half, bool is_negative) {
+// 1 when the kept bits grow by one: `next` is the first bit dropped, `sticky` whether any later one
+// is set. Numbers of one width, not truth values: that is what compilers vectorize.
+template <Rounding rounding, class Bits>
+inline Bits rounds_up(Bits kept, Bits next, Bits sticky, Bits is_negative) {
   switch (rounding) {
-    case Rounding::kNearestEven: return rest + (kept & 1) > half;
-    case Rounding::kNearestAway: return rest >= half;
-    case Rounding::kUp: return !is_negative && rest != 0;
-    case Rounding::kDown: return is_negative && rest != 0;
-    default: return false;
+    case Rounding::kNearestEven: return next & (sticky | kept) & 1;
+    case Rounding::kNearestAway: return next;
+    case Rounding::kUp: return (is_negative ^ 1) & (next | sticky);
+    case Rounding::kDown: return is_negative & (next | sticky);
+    default: return 0;
   }
 }
 
@@ -106,10 +108,10 @@ inline __attribute__((always_inline)) uint32_t encode(Float value, EncodeOptions
   const Signed exponent = (field ? field : 1) - Layout::bias;
   const Signed below = exponent < smallest ? smallest - exponent : 0;
   const Signed shift = drop + below < width - 1 ? drop + below : width - 1;
-  const Bits kept = significand >> shift;
-  const Bits rest = significand & ((static_cast<Bits>(1) << shift) - 1);
-  const Bits half = static_cast<Bits>(1) << (shift - 1);
-  const bool up = detail::rounds_up<Format, rounding, Bits>(kept, rest, half, is_negative);
+  const Bits doubled = significand >> (shift - 1);
+  const Bits kept = doubled >> 1;
+  const Bits sticky = (doubled << (shift - 1)) != significand ? 1 : 0;
+  const Bits up = detail::rounds_up<rounding, Bits>(kept, doubled & 1, sticky, bits >> (width - 1));
   const Bits scaled = static_cast<Bits>(exponent + below - smallest) << Format::mantissa_bits;
   const Bits full_code = kept + up + scaled;
 
@@ -120,9 +122,9 @@ inline __attribute__((always_inline)) uint32_t encode(Float value, EncodeOptions
   const uint32_t beyond =
       detail::overflow_code<Format, rounding>(is_negative, is_infinite, options.saturates_finite);
   code = overflows ? beyond : code;
-  const bool has_nan_code = !Format::infinity && Format::nan != Format::finite;
-  const bool sign_is_kept = is_negative && !(has_nan_code && overflows && code == Format::nan);
-  code |= sign_is_kept ? Format::sign_bit : 0;
+  constexpr bool has_nan_code = !Format::infinity && Format::nan != Format::finite;
+  const uint32_t sign = is_negative ? Format::sign_bit : 0;
+  code |= has_nan_code && code == Format::nan ? 0 : sign;
   code = options.clamps_negative && is_negative ? 0 : code;
   return is_nan ? Format::nan : code;
 }

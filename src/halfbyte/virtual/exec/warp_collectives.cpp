@@ -28,46 +28,44 @@ void for_groups(const Warp& warp, int32_t operand, uint32_t mask, Body&& body) {
 
 enum class Shuffle { kUp, kDown, kButterfly, kIndex };
 
-// PTX ISA, "shfl.sync": the source lane of `lane`, and whether it lies in the segment.
+// PTX ISA, "shfl.sync": the lane that `lane` reads; `lane` itself outside the segment.
 template <Shuffle mode>
-inline bool find_source_lane(int lane, uint32_t b, uint32_t c, int& from) {
-  const int distance = static_cast<int>(b & 31), clamp = static_cast<int>(c & 31);
-  const int segment = static_cast<int>(c >> 8 & 31);
-  const int highest = (lane & segment) | (clamp & ~segment);
-  const int lowest = lane & segment;
-  bool is_inside = false;
-  switch (mode) {
-    case Shuffle::kUp: from = lane - distance; is_inside = from >= highest; break;
-    case Shuffle::kDown: from = lane + distance; is_inside = from <= highest; break;
-    case Shuffle::kButterfly: from = lane ^ distance; is_inside = from <= highest; break;
-    case Shuffle::kIndex: from = lowest | (distance & ~segment); is_inside = from <= highest; break;
-  }
-  if (!is_inside) from = lane;
-  return is_inside;
+inline int32_t find_source_lane(int32_t lane, uint32_t b, uint32_t c, bool& is_inside) {
+  const int32_t distance = static_cast<int32_t>(b & 31), clamp = static_cast<int32_t>(c & 31);
+  const int32_t segment = static_cast<int32_t>(c >> 8 & 31);
+  const int32_t highest = (lane & segment) | (clamp & ~segment);
+  const int32_t lowest = lane & segment;
+  int32_t from = lowest | (distance & ~segment);
+  if (mode == Shuffle::kUp) from = lane - distance;
+  if (mode == Shuffle::kDown) from = lane + distance;
+  if (mode == Shuffle::kButterfly) from = lane ^ distance;
+  is_inside = mode == Shuffle::kUp ? from >= highest : from <= highest;
+  return is_inside ? from : lane;
 }
 
 // Operands d|p, a, b, c{, membermask}. A source lane that does not take part is undefined by PTX:
 // reported, and the value its register holds is read.
 template <Shuffle mode>
 Outcome shfl(Warp& warp, const Instruction& in, uint32_t mask) {
-  const uint32_t* a = warp.read32(in.operands[2]);
   const uint32_t* b = warp.read32(in.operands[3]);
   const uint32_t* c = warp.read32(in.operands[4]);
   uint32_t values[kLanes];
-  std::memcpy(values, a, sizeof(values));
-  uint32_t inside = 0;
+  std::memcpy(values, warp.read32(in.operands[2]), sizeof(values));
+  int32_t from[kLanes];
+  uint32_t flags[kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) {
+    bool is_inside = false;
+    from[lane] = find_source_lane<mode>(lane, b[lane], c[lane], is_inside) & 31;
+    flags[lane] = is_inside;
+  }
+  const uint32_t inside = lanes_where(mask, [&](int lane) { return flags[lane] != 0; });
   uint32_t stray = 0;
-  uint32_t* to = warp.write32(in.operands[0]);
   const int32_t members = in.num_operands > 5 ? in.operands[5] : kAbsent;
   for_groups(warp, members, mask, [&](uint32_t group) {
-    for (uint32_t rest = group; rest; rest &= rest - 1) {
-      const int lane = first_lane(rest);
-      int from = lane;
-      inside |= static_cast<uint32_t>(find_source_lane<mode>(lane, b[lane], c[lane], from)) << lane;
-      stray |= static_cast<uint32_t>(!(group >> (from & 31) & 1)) << lane;
-      to[lane] = values[from & 31];
-    }
+    stray |= lanes_where(group, [&](int lane) { return !(group >> from[lane] & 1); });
   });
+  uint32_t* to = warp.write32(in.operands[0]);
+  for_independent_lanes(mask, [&](int lane) { to[lane] = values[from[lane]]; });
   warp.set_predicate(in.operands[1], inside, mask);
   if (stray) {
     const int lane = first_lane(stray);
