@@ -78,7 +78,7 @@ def measure_distance(name: str, virtual: np.ndarray, silicon: np.ndarray) -> Row
 def find_limit(name: str) -> tuple[str, float]:
     """Return (measure, limit) for a row; KeyError where none is written down."""
     word = name.split(".")[0]
-    result = name.split(" ")[0].split(".")[4 if word == "wgmma" else -1]
+    result = name.split(" ")[0].split(".")[5 if word == "wgmma" else -1]
     if word in ("tanh", "wgmma") and result in ("f16", "bf16"):
         return LIMITS[f"{word} to 16 bits"]
     return LIMITS["wgmma of e4m3" if word == "wgmma" and "e4m3" in name else word]
