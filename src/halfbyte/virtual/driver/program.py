@@ -42,8 +42,10 @@ class ProgramRun:
         return self.program_code or (EXIT_FINDINGS if self.count_findings() else 0)
 
     def count_findings(self) -> int:
-        """Return the number of findings and faults of all launches."""
-        return sum(len(one.findings) + (one.fault is not None) for one in self.log)
+        """Return the number of findings, notes apart, and faults of all launches."""
+        found = (finding for one in self.log for finding in one.findings)
+        faults = sum(one.fault is not None for one in self.log)
+        return faults + sum(not getattr(finding, "is_note", False) for finding in found)
 
     def to_json(self) -> dict[str, Any]:
         """Return the run as JSON-ready values."""

@@ -1,7 +1,6 @@
 """A session on the virtual GPU: everything is replaced on entry and put back on exit."""
 
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -73,11 +72,9 @@ class cuda:  # noqa: N801 - reads as the device that programs name
         from halfbyte.virtual.driver.torch_cuda.installation import patch_torch
 
         self._stand_in = StandIn(self._answer)
-        cache = Path(
-            os.environ.get("HALFBYTE_VIRTUAL_CACHE")
-            or Path(tempfile.gettempdir()) / f"halfbyte-virtual-{os.getuid()}"
+        environment = make_environment(
+            self.runtime.facts.target, self._stand_in.path, find_cache_folder()
         )
-        environment = make_environment(self.runtime.facts.target, self._stand_in.path, cache)
         for name, value in environment.items():
             self._patches.set_environment(name, value)
         patch_cuda_bindings(self._patches, self.runtime)
@@ -112,6 +109,17 @@ class cuda:  # noqa: N801 - reads as the device that programs name
         if self._stand_in is not None:
             self._stand_in.close()
             self._stand_in = None
+
+
+def find_cache_folder() -> Path:
+    """Return where compiled objects of a session are kept: they carry their PTX.
+
+    HALFBYTE_VIRTUAL_CACHE names another folder. Never a shared one: its files are run.
+    """
+    named = os.environ.get("HALFBYTE_VIRTUAL_CACHE")
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "halfbyte-virtual"
 
 
 def get_active() -> cuda | None:
