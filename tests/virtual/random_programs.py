@@ -349,12 +349,12 @@ def _end() -> list[str]:
 def make_random_program(seed: int, statements: int = 40) -> RandomProgram:
     """Return the program of a seed; the same for ever, on every machine."""
     draw = random.Random(seed)
-    threads = draw.choice((32, 32, 32, 48, 64))
+    threads = draw.choice((32, 32, 32, 32, 48, 64))
     writer = _Writer(draw, threads=threads)
     _block(writer, statements)
     parameters = ", ".join(f".param .u64 {name}" for name in ("source", "out", "total"))
     body = "\n".join([START, *writer.lines, *_end(), "ret;"])
-    ctas = draw.choice((1, 1, 2))
+    ctas = draw.choice((1, 1, 1, 2))
     count = threads * ctas
     interesting = (0, 1, 0x80000000, 0x7FFFFFFF, 0xFFFFFFFF, 0x3F800000, 0x7F800000, 0x7FC00000)
     words = [

@@ -42,7 +42,7 @@ def test_virtual_gpu_agrees_with_silicon(program: ConformanceProgram) -> None:
             run_on_virtual_gpu(program)
         return
     if program.compares.startswith("not run"):
-        with pytest.raises((PtxError, KernelFault), match="cannot|does not know"):
+        with pytest.raises((PtxError, KernelFault), match=r"cannot|does not know"):
             run_on_virtual_gpu(program)
         return
     outputs = run_on_virtual_gpu(program)

@@ -2,7 +2,7 @@
 
 from fractions import Fraction
 
-from halfbyte.virtual.interpreter.floats import saturate
+from halfbyte.virtual.interpreter.floats import check_modifiers, saturate
 from halfbyte.virtual.interpreter.integers import limits, value_of
 from halfbyte.virtual.interpreter.numbers import (
     F32,
@@ -30,6 +30,7 @@ def convert(opcode: tuple[str, ...], source: int) -> int:
         source: the pattern of the operand, at least as wide as its type.
     """
     target, origin, modifiers = opcode[-2], opcode[-1], opcode[1:-2]
+    check_modifiers(modifiers, {*FLOAT_ROUNDINGS, *INTEGER_ROUNDINGS, "ftz", "sat", "relu"})
     if origin not in FORMATS:
         value = value_of(source, origin)
         if target not in FORMATS:
@@ -83,3 +84,12 @@ def _convert_nan(source: int, form: Format, target: Format, flushes: bool) -> in
     if form.mantissa_bits == 7 and target is F32:
         return source << 16
     return target.nan
+
+
+def pack(opcode: tuple[str, ...], sources: list[int]) -> int:
+    """Return cvt.pack: b, then a, saturated to a narrow type from the lowest bits, then c."""
+    kind = opcode[3]
+    bits = int(kind[1:])
+    a, b = (wrap(clamp(value_of(s, "s32"), *limits(kind)), bits) for s in sources[:2])
+    rest = sources[2] if len(sources) > 2 else 0
+    return wrap(b | a << bits | rest << (2 * bits), 32)

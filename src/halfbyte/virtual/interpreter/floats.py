@@ -88,6 +88,17 @@ def saturate(a: Number) -> Number:
     return a
 
 
+MODIFIERS = {*ROUNDINGS, "ftz", "sat", "relu", "oob"}
+EXTREME_MODIFIERS = {"ftz", "NaN", "xorsign", "abs"}
+
+
+def check_modifiers(modifiers: tuple[str, ...], known: set[str]) -> None:
+    """Raise ValueError for a word that would otherwise be passed over."""
+    strange = set(modifiers) - known
+    if strange:
+        raise ValueError(f"{min(strange)} is not modelled")
+
+
 def _list_operands(modifiers: tuple[str, ...], form: Format, sources: list[int]) -> list[Number]:
     return [decode(source, form, "ftz" in modifiers) for source in sources]
 
@@ -110,6 +121,7 @@ def apply_arithmetic(opcode: tuple[str, ...], sources: list[int]) -> int:
         sources: patterns of the operands.
     """
     name, modifiers, form = opcode[0], opcode[1:-1], FORMATS[opcode[-1]]
+    check_modifiers(modifiers, MODIFIERS)
     rounding = next((word for word in modifiers if word in ROUNDINGS), "rn")
     values = _list_operands(modifiers, form, sources)
     if "oob" in modifiers and any(source & 0x7FFF == OUT_OF_BOUNDS for source in sources[:2]):
@@ -141,6 +153,9 @@ def apply_arithmetic(opcode: tuple[str, ...], sources: list[int]) -> int:
 def apply_extreme(opcode: tuple[str, ...], sources: list[int]) -> int:
     """Return the pattern of min or max: one NaN loses against a number unless `.NaN` is said."""
     modifiers, form = opcode[1:-1], FORMATS[opcode[-1]]
+    check_modifiers(modifiers, EXTREME_MODIFIERS)
+    if "abs" in modifiers and "xorsign" not in modifiers:
+        raise ValueError("abs is modelled with xorsign alone")
     a, b = _list_operands(modifiers, form, sources)
     sign = a.is_negative != b.is_negative
     raw_signs = [source >> (form.bits - 1) for source in sources]

@@ -203,10 +203,10 @@ class Thread:
         target = operand.target
         if isinstance(target, Symbol):
             return self.cta.machine.symbols[target.name] + operand.offset
-        base = target.bits if isinstance(target, Immediate) else self.read(target, "b64")
+        start = target.bits if isinstance(target, Immediate) else self.read(target, "b64")
         if not space:
-            return wrap(base + operand.offset, 64)
-        return WINDOWS.get(space, 0) | wrap(base + operand.offset, 60)
+            return wrap(start + operand.offset, 64)
+        return WINDOWS.get(space, 0) | wrap(start + operand.offset, 60)
 
     def find_bytes(self, address: int, count: int) -> tuple[memoryview, int]:
         """Return the memory and the offset in it of a generic address; PtxError outside of it."""

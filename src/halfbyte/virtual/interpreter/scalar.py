@@ -41,6 +41,8 @@ def _halves(word: int) -> list[int]:
 def _apply_packed(opcode: tuple[str, ...], sources: list[int]) -> int:
     """Return a packed result: the one-half instruction on both halves."""
     single = (*opcode[:-1], opcode[-1][:-2])
+    if single[-1] == "f32":
+        raise ValueError("f32x2 is not modelled")
     low, high = zip(*map(_halves, sources), strict=True)
     results = []
     for half in (low, high):
@@ -288,8 +290,12 @@ def copy_sign(thread: Thread, instruction: Instruction, opcode: tuple[str, ...])
 @scalar("cvt")
 def convert(thread: Thread, instruction: Instruction, opcode: tuple[str, ...]) -> None:
     """cvt of one value, or of two into a packed pair (the first into the upper half)."""
-    target, origin = opcode[-2], opcode[-1]
     operands = instruction.operands
+    if opcode[1] == "pack":
+        words = [thread.read(operand) for operand in operands[1:]]
+        thread.write(operands[0], conversions.pack(opcode, words), "b32")
+        return
+    target, origin = opcode[-2], opcode[-1]
     if target.endswith("x2"):
         single = (*opcode[:-2], target[:-2], origin)
         high, low = (conversions.convert(single, thread.read(o, origin)) for o in operands[1:3])
