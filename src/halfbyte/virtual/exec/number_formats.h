@@ -122,9 +122,7 @@ inline __attribute__((always_inline)) uint32_t encode(Float value, EncodeOptions
   const uint32_t beyond =
       detail::overflow_code<Format, rounding>(is_negative, is_infinite, options.saturates_finite);
   code = overflows ? beyond : code;
-  constexpr bool has_nan_code = !Format::infinity && Format::nan != Format::finite;
-  const uint32_t sign = is_negative ? Format::sign_bit : 0;
-  code |= has_nan_code && code == Format::nan ? 0 : sign;
+  code |= is_negative ? Format::sign_bit : 0;
   code = options.clamps_negative && is_negative ? 0 : code;
   return is_nan ? Format::nan : code;
 }
