@@ -124,17 +124,17 @@ def test_matches_find_equal_values(dtype: type) -> None:
     match.any.sync.b{bits} %o1, %i0, %t0;
     match.all.sync.b{bits} %o2|%q3, %i0, %t0;
     """
-    whole, halves, common, agree = run_lanes(body, [a], [np.uint32, np.uint32, np.uint32, bool])
+    whole, halves, shared, agree = run_lanes(body, [a], [np.uint32, np.uint32, np.uint32, bool])
     for at in range(256):
         warp, lane = at // 32 * 32, at % 32
         same = sum(1 << i for i in range(32) if a[warp + i] == a[at])
         mask = 0xFFFF if lane < 16 else 0xFFFF0000
         members = [warp + i for i in range(32) if mask >> i & 1]
-        is_common = len(set(a[members].tolist())) == 1
+        is_equal = len(set(a[members].tolist())) == 1
         assert whole[at] == same
         assert halves[at] == same & mask
-        assert common[at] == (mask if is_common else 0)
-        assert bool(agree[at]) == is_common
+        assert shared[at] == (mask if is_equal else 0)
+        assert bool(agree[at]) == is_equal
 
 
 REDUCTIONS: dict[str, tuple[Any, Callable[[np.ndarray], Any]]] = {
