@@ -87,7 +87,8 @@ def _print_launch(record: "LaunchRecord", console: Console) -> None:
     work = f"{record.instructions:,} instructions, {record.seconds:.3f} s"
     console.print(escape(f"launch {record.index}: {name}: {sizes}: {work}"))
     for finding in record.findings:
-        console.print(f"  [yellow]finding:[/] {escape(str(finding))}")
+        word = "note" if finding.is_note else "[yellow]finding[/]"
+        console.print(f"  {word}: {escape(str(finding))}")
     if record.fault is not None:
         kind = type(record.fault).__name__
         console.print(f"  [bold red]{kind}:[/] {escape(str(record.fault))}")

@@ -26,6 +26,11 @@ __all__ = [
 ]
 
 
+# What programs that are known to work do: shared memory still being read at the end of a CTA, and
+# tensor memory read after its CTA gave it back. On hardware the next CTA may be too late to matter.
+NOTES = frozenset({"exit-with-store-in-flight", "tensor-memory-released"})
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """Something a kernel did that the PTX ISA forbids or leaves undefined.
@@ -50,6 +55,11 @@ class Finding:
     lane: int
     count: int = 1
 
+    @property
+    def is_note(self) -> bool:
+        """Whether it is undefined by the PTX ISA, but harmed nothing in the run at hand."""
+        return self.kind in NOTES
+
     def __str__(self) -> str:
         """Return one line: kind, message, instruction, thread."""
         where = f" at {self.place}" if self.place else ""
@@ -63,6 +73,7 @@ class Finding:
         """Return plain values for `json.dumps`."""
         return {
             "kind": self.kind,
+            "is_note": self.is_note,
             "message": self.message,
             **(self.place.to_json() if self.place else {}),
             "cta": list(self.cta),

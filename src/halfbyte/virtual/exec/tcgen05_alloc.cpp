@@ -165,7 +165,7 @@ Outcome tcgen05_dealloc(Warp& warp, const Instruction& in, uint32_t mask) {
                                               first, first + columns, range->issued_at, range->warp),
                                   warp.place(in, lane));
   }
-  for (uint32_t column = first; column < first + columns; ++column) memory.owner[column] = -1;
+  for (uint32_t column = first; column < first + columns; ++column) memory.owner[column] = TensorMemory::kReleased;
   warp.simulation->note_progress();
   warp.simulation->wake(memory.queue);
   if (group.count == 2) warp.simulation->wake(group.leader().tmem().queue);

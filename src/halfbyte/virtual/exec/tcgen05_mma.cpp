@@ -131,6 +131,12 @@ MmaRequest read_request(Warp& warp, const Instruction& in, int lane, const Opera
   return request;
 }
 
+// 64 rows of one CTA fill 16 lanes of every 32: the lower ones, or the upper by the address.
+uint8_t find_result_halves(const MmaRequest& request) {
+  if (request.group.count != 1 || request.shape.rows != 64 || request.variant.is_stationary) return 3;
+  return request.result.lane & 16 ? 2 : 1;
+}
+
 // Registers everything that the product reads and writes.
 void register_ranges(TensorWork& work, const MmaRequest& request) {
   for (uint32_t i = 0; i < request.group.count; ++i) {
@@ -147,7 +153,8 @@ void register_ranges(TensorWork& work, const MmaRequest& request) {
       work.read_columns(cta, request.left_scales.column, count_left_scale_columns(request), "scale A of tcgen05.mma");
       work.read_columns(cta, request.right_scales.column, count_right_scale_columns(request), "scale B of tcgen05.mma");
     }
-    work.write_columns(cta, request.result.column, count_result_columns(request), "D of tcgen05.mma");
+    work.write_columns(cta, request.result.column, count_result_columns(request), "D of tcgen05.mma",
+                       find_result_halves(request));
   }
 }
 

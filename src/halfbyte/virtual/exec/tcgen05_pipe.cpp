@@ -86,6 +86,15 @@ void check_columns(Warp& warp, const Instruction& in, int lane, Cta& cta, uint32
   TensorMemory& memory = cta.tmem();
   for (uint32_t column = first; column < first + count; ++column) {
     if (column < TensorMemory::kColumns && memory.owner[column] >= 0) continue;
+    if (column < TensorMemory::kColumns && memory.owner[column] == TensorMemory::kReleased) {
+      warp.simulation->findings.add(
+          "tensor-memory-released",
+          format_text("%s takes tensor memory columns [%u, %u) of the CTA of rank %u, which are deallocated "
+                      "already: another CTA could have them by now",
+                      what, first, first + count, cta.rank),
+          warp.place(in, lane));
+      return;
+    }
     raise_fault(warp, in, lane, "tensor-memory-unallocated",
                 format_text("%s takes tensor memory columns [%u, %u) of the CTA of rank %u; column %u is not "
                             "allocated",
@@ -125,10 +134,11 @@ void TensorWork::read_columns(Cta& cta, uint32_t first, uint32_t count, const ch
   add_range(cta, Resource::kTensorRead, first, first + count);
 }
 
-void TensorWork::write_columns(Cta& cta, uint32_t first, uint32_t count, const char* what) {
+void TensorWork::write_columns(Cta& cta, uint32_t first, uint32_t count, const char* what, uint8_t lane_halves) {
   check_columns(warp_, in_, lane_, cta, first, count, what);
   note_transfers(cta, true, first, first + count);
-  add_range(cta, Resource::kTensorWrite, first, first + count);
+  cta.in_flight.begin({Resource::kTensorWrite, first, first + count, token_, in_.index,
+                       static_cast<int32_t>(warp_.index), warp_.time, lane_halves});
 }
 
 void TensorWork::enqueue(double cycles, std::function<void()> action) {

@@ -46,7 +46,7 @@ class TensorWork {
   void read_shared(Cta& cta, uint32_t first, uint32_t last, const char* what);
   // Columns are read or written: must be allocated, and meet no ld or st that was not waited for.
   void read_columns(Cta& cta, uint32_t first, uint32_t count, const char* what);
-  void write_columns(Cta& cta, uint32_t first, uint32_t count, const char* what);
+  void write_columns(Cta& cta, uint32_t first, uint32_t count, const char* what, uint8_t lane_halves = 3);
   // Runs `action` when everything issued before on this pipe and `cycles` of its own have passed.
   void enqueue(double cycles, std::function<void()> action);
 

@@ -64,8 +64,11 @@ void check_warp_lanes(Warp& warp, const Instruction& in, const Transfer& transfe
                           is_half_height ? " or the middle of them" : ""));
 }
 
-void note_work_in_flight(Warp& warp, const Instruction& in, bool is_store, uint32_t first, uint32_t last) {
-  const FlightRange* range = warp.cta->in_flight.find_conflict(true, is_store, first, last);
+void note_work_in_flight(Warp& warp, const Instruction& in, const Transfer& transfer, bool is_store,
+                         uint32_t first, uint32_t last) {
+  const uint8_t own_half = transfer.base.lane & 16 ? 2 : 1;
+  const uint8_t halves = transfer.shape == Shape::k32x32b ? 3 : own_half;
+  const FlightRange* range = warp.cta->in_flight.find_conflict(true, is_store, first, last, 0, halves);
   if (range == nullptr) return;
   const bool is_write = range->resource == Resource::kTensorWrite;
   warp.simulation->findings.add(
@@ -105,7 +108,7 @@ Transfer begin_transfer(Warp& warp, const Instruction& in, uint32_t mask, const 
   for (uint32_t part = 0; part < (transfer.shape == Shape::k16x32bx2 ? 2u : 1u); ++part) {
     const uint32_t first = transfer.base.column + part * transfer.split;
     check_columns(warp, in, -1, *warp.cta, first, columns, what);
-    note_work_in_flight(warp, in, is_store, first, first + columns);
+    note_work_in_flight(warp, in, transfer, is_store, first, first + columns);
     // Loads are not listed: the hardware knows which registers a load still fills, and compilers
     // leave tcgen05.wait::ld out where an instruction that reads them orders what follows.
     if (is_store) list_transfer(warp.cta->tmem(), {warp.index, is_store, first, first + columns, in.index});

@@ -29,8 +29,10 @@ struct TensorTransfer {
 struct TensorMemory {
   static constexpr uint32_t kLanes = 128;
   static constexpr uint32_t kColumns = 512;
+  static constexpr int32_t kNeverAllocated = -1;
+  static constexpr int32_t kReleased = -2;
   std::vector<uint32_t> cells;  // [lane][column]; poisoned when made
-  std::vector<int32_t> owner;   // per column: first column of its allocation, or -1
+  std::vector<int32_t> owner;   // per column: first column of its allocation, kNeverAllocated, kReleased
   bool permit_relinquished = false;
   WaitQueue queue;  // tcgen05.alloc that waits for columns
   uint32_t cta_group = 0;            // of the first tcgen05 instruction; all must agree

@@ -19,6 +19,9 @@ struct FlightRange {
   int32_t instruction;
   int32_t warp;
   double issued_at;  // cycles
+  // Tensor memory: which 16 lanes of every 32 (bit 0 the lower, bit 1 the upper). Two accumulators of
+  // 64 rows share columns that way.
+  uint8_t lane_halves = 3;
 };
 
 class InFlight {
@@ -30,7 +33,7 @@ class InFlight {
   // The first range in flight that conflicts with an access of [first, last): a write conflicts with
   // reads and writes, a read with writes only. nullptr when none; ranges of `except` are ignored.
   const FlightRange* find_conflict(bool is_tensor_memory, bool is_write, uint32_t first, uint32_t last,
-                                   uint64_t except = 0) const;
+                                   uint64_t except = 0, uint8_t lane_halves = 3) const;
   const std::vector<FlightRange>& ranges() const { return ranges_; }
 
  private:
