@@ -74,28 +74,31 @@ struct Decoded {
   alignas(64) float right[kColumns * kMaxDepth];
 };
 
+// One register of all lanes at a time: `run` elements of each quad.
 void decode_left(Warp& warp, const Shape& shape, const int32_t* slots, Decoded& out) {
-  const uint32_t run = 128 / element_bits(shape.left);  // elements of one quad's register
+  const uint32_t run = 128 / element_bits(shape.left);
   const uint32_t row_groups = shape.rows / 8;
   const uint32_t registers = shape.depth / run * row_groups;
+  alignas(64) float values[8 * 128];
   for (uint32_t r = 0; r < registers; ++r) {
-    const uint8_t* bytes = read_bytes(warp, slots[r]);
+    decode_elements(shape.left, read_bytes(warp, slots[r]), 8 * run, values);
+    float* target = out.left + 8 * (r % row_groups) * shape.depth + r / row_groups * run;
     for (uint32_t quad = 0; quad < 8; ++quad) {
-      float* row = out.left + (quad + 8 * (r % row_groups)) * shape.depth;
-      decode_elements(shape.left, bytes + 16 * quad, run, row + r / row_groups * run);
+      for (uint32_t i = 0; i < run; i += 4) {
+        std::memcpy(target + quad * shape.depth + i, values + quad * run + i, 4 * sizeof(float));
+      }
     }
   }
 }
 
 void decode_right(Warp& warp, const Shape& shape, const int32_t* slots, Decoded& out) {
   const uint32_t run = 128 / element_bits(shape.right);
-  float values[128];
+  alignas(64) float values[8 * 128];
   for (uint32_t r = 0; r < shape.depth / run; ++r) {
-    const uint8_t* bytes = read_bytes(warp, slots[r]);
-    for (uint32_t quad = 0; quad < 8; ++quad) {
-      decode_elements(shape.right, bytes + 16 * quad, run, values);
-      float* column = out.right + r * run * kColumns + quad;
-      for (uint32_t i = 0; i < run; ++i) column[i * kColumns] = values[i];
+    decode_elements(shape.right, read_bytes(warp, slots[r]), 8 * run, values);
+    float* target = out.right + r * run * kColumns;
+    for (uint32_t i = 0; i < run; ++i) {
+      for (uint32_t quad = 0; quad < 8; ++quad) target[i * kColumns + quad] = values[quad * run + i];
     }
   }
 }

@@ -115,7 +115,8 @@ class Product {
   void choose_right_sets();
   uint32_t find_right_set(const Block& block);
   void fill_columns(uint32_t cta_index, uint32_t first, uint32_t count);
-  void store_column(uint32_t column, float* values);
+  void store_columns(uint32_t first, uint32_t count, float* values);
+  void scale_columns(const RightSet& set, uint32_t first, uint32_t count, const float* values, float* scaled) const;
   void run_block(const Block& block);
   void decode_left(const Block& block, float* values) const;
   void scale_left(const Block& block, float* values) const;
@@ -126,12 +127,14 @@ class Product {
   std::vector<Block> blocks_;
   std::vector<std::unique_ptr<RightSet>> sets_;
   uint32_t used_sets_ = 0;  // the rest keep their storage for the next product
+  std::vector<uint32_t> words_;  // scale factors of the block being looked at
   std::array<bool, kMaxColumns> zero_columns_ = {};
 };
 
 uint32_t Product::find_right_set(const Block& block) {
   const MmaShape& shape = request_->shape;
-  std::vector<uint32_t> words;
+  std::vector<uint32_t>& words = words_;
+  words.clear();
   uint32_t first = 0, columns = shape.columns;
   if (shape.scales) {
     first = block.first_column;
@@ -150,7 +153,7 @@ uint32_t Product::find_right_set(const Block& block) {
   RightSet& set = *sets_[used_sets_];
   set.first_column = first;
   set.columns = columns;
-  set.scale_words = std::move(words);
+  set.scale_words = words;
   set.panels.resize(columns, shape.depth);
   return used_sets_++;
 }
@@ -160,29 +163,39 @@ void Product::choose_right_sets() {
   for (Block& block : blocks_) block.right_set = find_right_set(block);
 }
 
-// Puts one decoded column of B, scaled, into every set that has it.
-void Product::store_column(uint32_t column, float* values) {
+// Puts decoded columns of B, scaled, into every set that has them.
+void Product::store_columns(uint32_t first, uint32_t count, float* values) {
   const MmaShape& shape = request_->shape;
   if (shape.negates_right) {
-    for (uint32_t k = 0; k < shape.depth; ++k) values[k] = -values[k];
+    for (uint32_t i = 0; i < count * shape.depth; ++i) values[i] = -values[i];
   }
+  float scaled[kPartition * kMaxDepth];
   for (uint32_t i = 0; i < used_sets_; ++i) {
     RightSet& set = *sets_[i];
-    if (column < set.first_column || column >= set.first_column + set.columns) continue;
-    const uint32_t local = column - set.first_column;
-    if (!shape.scales) {
-      set.panels.set_column(local, values);
-      continue;
+    const uint32_t begin = std::max(first, set.first_column);
+    const uint32_t end = std::min(first + count, set.first_column + set.columns);
+    if (begin >= end) continue;
+    const float* source = values + (begin - first) * shape.depth;
+    if (shape.scales) {
+      scale_columns(set, begin - set.first_column, end - begin, source, scaled);
+      source = scaled;
     }
-    const ScaleReader reader(shape, set.columns, shape.right_scale_byte);
-    const uint32_t* words = set.scale_words.data() + local % kPartition * (set.scale_words.size() / kPartition);
-    const uint32_t block = shape.depth / shape.scales;
-    float scaled[kMaxDepth];
+    set.panels.set_columns(begin - set.first_column, end - begin, source);
+  }
+}
+
+void Product::scale_columns(const RightSet& set, uint32_t first, uint32_t count, const float* values,
+                            float* scaled) const {
+  const MmaShape& shape = request_->shape;
+  const ScaleReader reader(shape, set.columns, shape.right_scale_byte);
+  const size_t stride = set.scale_words.size() / kPartition;
+  const uint32_t block = shape.depth / shape.scales;
+  for (uint32_t column = first; column < first + count; ++column) {
+    const uint32_t* words = set.scale_words.data() + column % kPartition * stride;
     for (uint32_t s = 0; s < shape.scales; ++s) {
-      const float scale = reader.read(words[reader.column(local, s)], s);
-      for (uint32_t k = s * block; k < (s + 1) * block; ++k) scaled[k] = values[k] * scale;
+      const float scale = reader.read(words[reader.column(column, s)], s);
+      for (uint32_t k = 0; k < block; ++k) *scaled++ = *values++ * scale;
     }
-    set.panels.set_column(local, scaled);
   }
 }
 
@@ -195,11 +208,10 @@ void Product::fill_columns(uint32_t cta_index, uint32_t first, uint32_t count) {
   uint8_t bytes[kPartition * 128];
   gather_operand(request_->group.ctas[cta_index]->shared, request_->right, extent, first + shift, count, bytes);
   float values[kPartition * kMaxDepth];
-  const uint32_t bits = element_bits(shape.right);
   if (extent.is_mn_major) {
     float row[kPartition];
     for (uint32_t k = 0; k < shape.depth; ++k) {
-      decode_elements(shape.right, bytes + k * count * bits / 8, count, row);
+      decode_elements(shape.right, bytes + k * count * extent.element_bytes, count, row);
       for (uint32_t n = 0; n < count; ++n) values[n * shape.depth + k] = row[n];
     }
   } else {
@@ -207,8 +219,8 @@ void Product::fill_columns(uint32_t cta_index, uint32_t first, uint32_t count) {
   }
   for (uint32_t n = 0; n < count; ++n) {
     if (zero_columns_[column + n]) std::fill_n(values + n * shape.depth, shape.depth, 0.0f);
-    store_column(column + n, values + n * shape.depth);
   }
+  store_columns(column, count, values);
 }
 
 void Product::decode_left(const Block& block, float* values) const {

@@ -226,7 +226,7 @@ void add_halves(Warp& warp, const Product& product, const float* sums) {
 
 // Buffers of the product being computed; they keep their storage for the next.
 struct Scratch {
-  std::vector<float> left, right, sums;
+  std::vector<float> left, right, permuted, sums;
   PanelMatrix panels;
 };
 
@@ -247,9 +247,12 @@ void multiply(const Warpgroup& group, const Product& product) {
   const OperandExtent extent = find_extent(shape, shape.right, shape.columns, product.transposes_right);
   decode_shared(cta.shared, product.descriptors[1], shape.right, extent, shape.depth, scratch.right);
   scratch.panels.resize(shape.columns, shape.depth);
+  scratch.permuted.resize(scratch.right.size());
   for (uint32_t n = 0; n < shape.columns; ++n) {
-    scratch.panels.set_column(permute_column(n), scratch.right.data() + static_cast<size_t>(n) * shape.depth);
+    std::memcpy(scratch.permuted.data() + static_cast<size_t>(permute_column(n)) * shape.depth,
+                scratch.right.data() + static_cast<size_t>(n) * shape.depth, shape.depth * sizeof(float));
   }
+  scratch.panels.set_columns(0, shape.columns, scratch.permuted.data());
   scratch.sums.resize(static_cast<size_t>(kRows) * shape.columns);
   const uint64_t work = static_cast<uint64_t>(kRows) * shape.columns * shape.depth;
   const uint32_t threads = choose_threads(work, cta.simulation->config.num_threads);

@@ -31,6 +31,47 @@ inline Vector load(const float* source) {
 
 inline void store(float* target, Vector value) { std::memcpy(target, &value, sizeof value); }
 
+typedef int32_t Indices __attribute__((vector_size(kVectorWidth * sizeof(int32_t))));
+
+// Lanes of the rows `kDistance` apart that change places in one step of a transposition: the upper of
+// the two rows when kIsUpper.
+template <uint32_t kDistance, bool kIsUpper>
+inline Indices make_exchange() {
+  Indices indices = {};
+  for (uint32_t lane = 0; lane < kVectorWidth; ++lane) {
+    const bool is_moved = static_cast<bool>(lane & kDistance) != kIsUpper;
+    const uint32_t from = kIsUpper ? lane + kDistance : lane - kDistance;
+    const uint32_t other = kIsUpper ? 0 : kVectorWidth;  // the row that lanes move from
+    const uint32_t own = kIsUpper ? kVectorWidth : 0;
+    indices[lane] = static_cast<int32_t>(is_moved ? other + from : own + lane);
+  }
+  return indices;
+}
+
+template <uint32_t kDistance>
+inline void exchange(Vector (&rows)[kVectorWidth]) {
+  if constexpr (kDistance > 0) {
+#pragma GCC unroll 16
+    for (uint32_t r = 0; r < kVectorWidth; ++r) {
+      if (r & kDistance) continue;
+      const Vector low = rows[r], high = rows[r + kDistance];
+      rows[r] = __builtin_shuffle(low, high, make_exchange<kDistance, false>());
+      rows[r + kDistance] = __builtin_shuffle(low, high, make_exchange<kDistance, true>());
+    }
+    exchange<kDistance / 2>(rows);
+  }
+}
+
+// Writes the transpose of kVectorWidth x kVectorWidth values.
+inline void transpose_square(const float* source, size_t source_stride, float* target, size_t target_stride) {
+  Vector rows[kVectorWidth];
+#pragma GCC unroll 16
+  for (uint32_t r = 0; r < kVectorWidth; ++r) rows[r] = load(source + r * source_stride);
+  exchange<kVectorWidth / 2>(rows);
+#pragma GCC unroll 16
+  for (uint32_t r = 0; r < kVectorWidth; ++r) store(target + r * target_stride, rows[r]);
+}
+
 struct Tile {
   const float* left;
   uint32_t depth;
@@ -117,10 +158,22 @@ void PanelMatrix::set_column(uint32_t column, const float* source) {
   for (uint32_t k = 0; k < depth_; ++k) target[static_cast<size_t>(k) * kPanelColumns] = source[k];
 }
 
-void PanelMatrix::set_row(uint32_t k, uint32_t first, uint32_t count, const float* source) {
-  for (uint32_t c = first; c < first + count; ++c) {
-    const size_t row = static_cast<size_t>(c / kPanelColumns) * depth_ + k;
-    values_[row * kPanelColumns + c % kPanelColumns] = source[c - first];
+void PanelMatrix::set_columns(uint32_t first, uint32_t count, const float* source) {
+  uint32_t column = first;
+  const uint32_t end = first + count;
+  const bool is_whole = depth_ % kVectorWidth == 0;
+  while (column < end) {
+    const float* from = source + static_cast<size_t>(column - first) * depth_;
+    if (!is_whole || column % kVectorWidth || column + kVectorWidth > end) {
+      set_column(column++, from);
+      continue;
+    }
+    float* target = values_.data() + static_cast<size_t>(column / kPanelColumns) * depth_ * kPanelColumns +
+                    column % kPanelColumns;
+    for (uint32_t k = 0; k < depth_; k += kVectorWidth) {
+      transpose_square(from + k, depth_, target + static_cast<size_t>(k) * kPanelColumns, kPanelColumns);
+    }
+    column += kVectorWidth;
   }
 }
 

@@ -36,8 +36,8 @@ class PanelMatrix {
   }
   // Column `column` gets the depth() values at `source`.
   void set_column(uint32_t column, const float* source);
-  // Columns [first, first + count) of row k.
-  void set_row(uint32_t k, uint32_t first, uint32_t count, const float* source);
+  // Columns [first, first + count) from `source`, column by column.
+  void set_columns(uint32_t first, uint32_t count, const float* source);
 
  private:
   uint32_t columns_ = 0;

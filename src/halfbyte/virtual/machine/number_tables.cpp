@@ -70,12 +70,19 @@ void decode_padded(const float* table, uint32_t bits, const uint8_t* bytes, uint
   }
 }
 
+typedef uint16_t HalfWord __attribute__((may_alias, aligned(1)));
+
+// Moves the fields to fp32's places; the product with 2^112 puts the exponent right, subnormals
+// included, and infinities and NaNs keep the largest exponent.
+inline float widen_half(uint32_t bits) {
+  const uint32_t pattern = bit_cast<uint32_t>(bit_cast<float>((bits & 0x7FFF) << 13) * 0x1p112f);
+  const uint32_t exponent = (bits & 0x7C00) == 0x7C00 ? 0x7F800000u : 0u;
+  return bit_cast<float>(pattern | exponent | (bits & 0x8000) << 16);
+}
+
 void decode_halves(const uint8_t* bytes, uint32_t count, float* values) {
-  for (uint32_t i = 0; i < count; ++i) {
-    uint16_t bits;
-    std::memcpy(&bits, bytes + 2 * i, 2);
-    values[i] = decode_half(bits);
-  }
+  const auto* halves = reinterpret_cast<const HalfWord*>(bytes);
+  for (uint32_t i = 0; i < count; ++i) values[i] = widen_half(halves[i]);
 }
 
 void decode_words(uint32_t shift, uint32_t mask, uint32_t width, const uint8_t* bytes,
@@ -90,15 +97,7 @@ void decode_words(uint32_t shift, uint32_t mask, uint32_t width, const uint8_t* 
 
 }  // namespace
 
-float decode_half(uint16_t bits) {
-  // Moves the fields to fp32's places; the product with 2^112 puts the exponent right, subnormals
-  // included, and infinities and NaNs keep the largest exponent.
-  const uint32_t magnitude = static_cast<uint32_t>(bits & 0x7FFF) << 13;
-  float value = bit_cast<float>(magnitude) * 0x1p112f;
-  uint32_t pattern = bit_cast<uint32_t>(value);
-  pattern |= (bits & 0x7C00) == 0x7C00 ? 0x7F800000u : 0u;
-  return bit_cast<float>(pattern | static_cast<uint32_t>(bits & 0x8000) << 16);
-}
+float decode_half(uint16_t bits) { return widen_half(bits); }
 
 uint16_t encode_half(float value) {
   const uint32_t pattern = bit_cast<uint32_t>(value);
