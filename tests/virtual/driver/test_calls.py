@@ -9,6 +9,8 @@ from halfbyte.errors import HalfbyteError
 from halfbyte.virtual.driver.launches import LaunchConfig
 from halfbyte.virtual.driver.session import cuda
 from halfbyte.virtual.driver.stand_in import find_library
+from halfbyte.virtual.tensor_map import TensorBox, TensorLayout
+from halfbyte.virtual.tensor_map import encode_tensor_map as encode_map
 from tests.virtual.driver.fake_core import FakeDevice
 from tests.virtual.driver.test_images import make_fat_binary
 
@@ -190,3 +192,34 @@ def test_a_cooperative_launch_that_cannot_be_resident_is_refused_with_cudas_code
     assert codes == [0, 720]
     assert session.runtime.fault is None
     assert len(device.launches) == 1
+
+
+def encode_tensor_map(runtime: ctypes.CDLL, box: tuple[int, int]) -> tuple[int, bytes]:
+    target = (ctypes.c_uint8 * 128)(*([0xEE] * 128))
+    sizes, strides = (ctypes.c_uint64 * 2)(1024, 512), (ctypes.c_uint64 * 1)(2048)
+    extents, steps = (ctypes.c_uint32 * 2)(*box), (ctypes.c_uint32 * 2)(1, 1)
+    numbers = [ctypes.c_int32(value) for value in (0, 3, 2, 0)]  # swizzle 128B
+    code = runtime._cuTensorMapEncodeTiled(
+        target, 6, 2, ctypes.c_void_p(0x7000), sizes, strides, extents, steps, *numbers
+    )
+    return int(code), bytes(target)
+
+
+def test_a_tensor_map_is_encoded_from_the_drivers_numbers(
+    session: cuda, runtime: ctypes.CDLL
+) -> None:
+    code, encoded = encode_tensor_map(runtime, (64, 8))
+    layout = TensorLayout("f16", (1024, 512), (2048,))
+    assert code == 0
+    assert encoded == encode_map(0x7000, layout, TensorBox((64, 8), (1, 1), 128))
+
+
+def test_a_failed_call_whose_code_nobody_reads_stops_the_next_launch(
+    session: cuda, device: FakeDevice, runtime: ctypes.CDLL
+) -> None:
+    kernel = load_kernel(runtime)
+    assert encode_tensor_map(runtime, (65, 8))[0] == LAUNCH_FAILURE  # rows of 130 bytes
+    assert launch(runtime, kernel) == LAUNCH_FAILURE
+    assert device.launches == []
+    assert "130 bytes" in str(session.runtime.take_fault())
+    assert launch(runtime, kernel) == 0

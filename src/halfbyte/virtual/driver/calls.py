@@ -26,6 +26,7 @@ from halfbyte.virtual.driver.launches import (
     read_parameters,
 )
 from halfbyte.virtual.driver.runtime import CudaError, Event, Kernel, Recording, VirtualRuntime
+from halfbyte.virtual.driver.tensor_maps import encode_tiled
 
 SUCCESS = 0
 INVALID_VALUE = 1
@@ -205,6 +206,10 @@ def _drop(runtime: VirtualRuntime, words: Sequence[int]) -> None:
     runtime.drop(words[0])
 
 
+def _tensor_map_encode_tiled(runtime: VirtualRuntime, words: Sequence[int]) -> None:
+    encode_tiled(words)
+
+
 def _stream_create(runtime: VirtualRuntime, words: Sequence[int]) -> None:
     _store_pointer(words[0], runtime.keep("stream"))
 
@@ -265,6 +270,7 @@ CALLS: dict[str, Call] = {
     "GetDeviceCount": _store_one,
     "DeviceGetAttribute": _device_get_attribute,
     "DeviceSynchronize": _succeed,
+    "TensorMapEncodeTiled": _tensor_map_encode_tiled,
     "Malloc": _malloc,
     "Free": _free,
     "Memcpy": _memcpy,

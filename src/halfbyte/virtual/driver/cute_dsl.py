@@ -133,12 +133,16 @@ def _raise_faults(run: Callable[..., Any], runtime: VirtualRuntime) -> Callable[
     @functools.wraps(run)
     def run_and_raise(*arguments: Any, **keywords: Any) -> Any:
         try:
-            return run(*arguments, **keywords)
+            result = run(*arguments, **keywords)
         except Exception as error:
             fault = runtime.take_fault()
             if fault is None:
                 raise
             raise fault from (None if fault.__cause__ is None else error)
+        fault = runtime.take_fault()
+        if fault is not None:  # the compiled code did not look at the error code
+            raise fault
+        return result
 
     return run_and_raise
 

@@ -175,6 +175,8 @@ class VirtualRuntime:
         Raises:
             HalfbyteError: the launch faulted or asks for what the GPU does not have.
         """
+        if self.fault is not None:  # an earlier call failed and its error code was not looked at
+            raise self.fault
         self._check_shared_bytes(kernel, request)
         self._check_cooperative(request)
         self.submit(lambda: self._run(kernel, request))
