@@ -21,8 +21,8 @@ family lists one form per shape under the same name; the first that fits an inst
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Literal
+from functools import cache
+from typing import Any, Literal
 
 from halfbyte.ptx.syntax import Address, Immediate, Pair, TensorAddress, Vector
 
@@ -92,7 +92,7 @@ _ITEM = re.compile(
 )
 
 
-@lru_cache(maxsize=None)
+@cache
 def parse_operand_patterns(text: str) -> tuple[OperandPattern, ...]:
     """Return the items of an operand pattern, e.g. of `"=b32|pred b32 ?[b64]"`.
 
@@ -105,7 +105,7 @@ def _parse_item(item: str) -> OperandPattern:
     match = _ITEM.fullmatch(item)
     if match is None:
         raise ValueError(f"operand pattern {item!r} is not in the pattern language")
-    flags = {
+    flags: dict[str, Any] = {
         "is_destination": bool(match["destination"]),
         "is_optional": bool(match["optional"]),
     }
@@ -164,7 +164,7 @@ def _is_operand_spelled_as(pattern: OperandPattern, operand: object) -> bool:
 
 
 def index_forms(*families: Iterable[InstructionForm]) -> dict[str, InstructionForm]:
-    """Return the forms of all families by full name; further shapes are `alternatives` of the first.
+    """Return the forms of all families by full name; more shapes are `alternatives` of the first.
 
     Raises ValueError where a name is given twice with the same operands.
     """
@@ -174,7 +174,7 @@ def index_forms(*families: Iterable[InstructionForm]) -> dict[str, InstructionFo
         for shape in (form, *form.alternatives):
             parse_operand_patterns(shape.operands)
             if any(shape.operands == other.operands for other in same_name):
-                raise ValueError(f"instruction form {form.name!r} ({shape.operands}) is listed twice")
+                raise ValueError(f"form {form.name!r} ({shape.operands}) is listed twice")
             same_name.append(shape)
     return {
         name: replace(first, alternatives=tuple(rest)) if rest else first

@@ -43,7 +43,8 @@ class LoadedProgram:
             program.static_shared_end,
             program.local_bytes,
         )
-        constants = (ConstantRecord * len(program.constants))(*program.constants)
+        records = [ConstantRecord(low, high, words) for low, high, words in program.constants]
+        constants = (ConstantRecord * len(records))(*records)
         missing = ctypes.c_void_p()
         pointer = core.hb_program_create(
             ctypes.byref(sizes),
