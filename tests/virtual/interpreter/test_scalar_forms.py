@@ -14,18 +14,20 @@ from halfbyte.virtual.interpreter import run_kernel
 
 from ..conformance import values
 
-FAMILIES = ("integer", "bit_fields", "logic", "float32", "float64", "half", "convert")
+FAMILIES = (
+    *("integer", "bit_fields", "logic", "float32", "float64", "half", "convert"),
+    "compare_select",
+)
 THREADS = 64
 FORMS_PER_PROGRAM = 30
 SOURCES = 4
 # What the interpreter leaves out, by a piece of the name.
 LEFT_OUT = re.compile(
-    r"approx|div\.full|f32x2|tf32|\.rs\.|3\.(ftz|NaN|abs|f32)|f32\.b?f16$|satfinite|relu"
-    r"|^cvt\.(\w+\.)+f32\.bf16|^(min|max)\.(\w+\.)*abs\.f32|(min|max)3|add\.noftz|slct\.\w+\.\w+x2|set\.|setp\.\w+\.(\w+\.)*b?f16x2|\.[us]8x4|\.u16x2$"
+    r"approx|div\.full|f32x2|tf32|\.rs\.|3\.(ftz|NaN|abs|f32)|f32\.b?f16$|satfinite|relu|(min|max)3|[us]8x4"
+    r"|^(min|max)\.(\w+\.)*abs\.f32|^setp?\.(\w+\.)*b?f16x2|^slct\.(\w+\.)*\w+x2"
 )
-# Not equal by definition; and spellings that ptxas refuses.
-NOT_COMPARED = re.compile(r"approx|div\.full|^cvt\.(\w+\.)+f32\.bf16")
-_PATTERN = re.compile(r"=(b16|b32|b64|pred)( (b8|b16|b32|b64|pred|imm))+|=(b8|b16|b32|b64)( b\d+)+")
+NOT_COMPARED = re.compile(r"approx|div\.full")  # not equal by definition
+_PATTERN = re.compile(r"=(b8|b16|b32|b64|pred)(\|pred)?( (b8|b16|b32|b64|pred|imm))+")
 EDGES = {
     16: np.concatenate([values.integer_edges(16), values.FLOAT16_EDGES, values.BFLOAT16_EDGES]),
     32: np.concatenate([values.integer_edges(32), values.FLOAT32_EDGES]),
@@ -62,11 +64,14 @@ def _make_text(forms: list[InstructionForm]) -> str:
         for index, pattern in enumerate(form.operands.split()):
             prefix = {"b8": "%h", "b16": "%h", "b32": "%r", "b64": "%d", "pred": "%p"}
             if index == 0:
-                result = f"{prefix[pattern[1:]]}7"
-                operands.append(result)
+                first, _, second = pattern[1:].partition("|")
+                result = f"{prefix[first]}7"
+                operands.append(f"{result}|%p6" if second else result)
             else:
                 operands.append("0x96" if pattern == "imm" else f"{prefix[pattern]}{index - 1}")
         lines.append(f"{form.name} {', '.join(operands)};")
+        if second:
+            lines.append("selp.b32 %word, 1, 0, %p6; st.global.b32 [%at+4], %word;")
         if result == "%p7":
             lines.append("selp.b32 %word, 1, 0, %p7; st.global.b32 [%at], %word;")
         else:
@@ -110,7 +115,7 @@ def _is_modelled(form: InstructionForm) -> bool:
 
 
 CANDIDATES = sorted(filter(_is_candidate, INSTRUCTION_FORMS.values()), key=lambda form: form.name)
-STRIDES = {"convert": 4}  # in CI every fourth, else all
+STRIDES = {"convert": 4, "compare_select": 41}  # in CI one in so many, else all
 
 
 def _choose(family: str, is_long: bool) -> list[InstructionForm]:

@@ -44,6 +44,8 @@ def make_cvt(
     operands = f"={TYPE_WIDTHS[target]} {TYPE_WIDTHS[source]}"
     if name in _FAST:
         return InstructionForm(name, FAMILY, operands, name)
+    if (source, target) == ("bf16", "f32") and not integral and not any(modifiers):
+        return InstructionForm(name, FAMILY, operands, "cvt.f32.bf16")  # exact: any rounding
     attributes = (
         CONVERT_TYPES.index(source),
         CONVERT_TYPES.index(target),

@@ -5,6 +5,7 @@ from fractions import Fraction
 from halfbyte.virtual.interpreter.floats import check_modifiers, saturate
 from halfbyte.virtual.interpreter.integers import limits, value_of
 from halfbyte.virtual.interpreter.numbers import (
+    BF16,
     F32,
     F64,
     FORMATS,
@@ -40,7 +41,8 @@ def convert(opcode: tuple[str, ...], source: int) -> int:
         return _encode_result(number, modifiers, FORMATS[target])
     form = FORMATS[origin]
     source = wrap(source, form.bits)
-    number = decode(source, form, "ftz" in modifiers and form is F32)
+    is_bfloat = origin == "bf16" and target == "f32"
+    number = decode(source, form, "ftz" in modifiers and (form is F32 or is_bfloat))
     integral = next((INTEGER_ROUNDINGS[m] for m in modifiers if m in INTEGER_ROUNDINGS), None)
     if target not in FORMATS:
         return _to_integer(number, integral or "rz", target, form)
@@ -81,7 +83,7 @@ def _convert_nan(source: int, form: Format, target: Format, flushes: bool) -> in
         pattern = F32.nan if flushes or form is not F32 else source
         sign = pattern >> 31 << 63
         return sign | F64.infinity | 1 << 51 | (pattern & 0x7FFFFF) << 29
-    if form.mantissa_bits == 7 and target is F32:
+    if form is BF16 and target is F32 and not flushes:
         return source << 16
     return target.nan
 

@@ -141,6 +141,7 @@ def _half_to_others() -> ConformanceProgram:
     table = cross(
         [
             *("cvt.f32.f16", "cvt.ftz.f32.f16", "cvt.sat.f32.f16", "cvt.f32.bf16"),
+            *("cvt.ftz.f32.bf16", "cvt.rz.f32.bf16"),
         ],
         "%a",
         32,

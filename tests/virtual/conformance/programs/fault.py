@@ -26,7 +26,7 @@ def make_programs() -> tuple[ConformanceProgram, ...]:
         make_program(name, body, outputs=[Buffer("out", poison(64, np.uint32))], compares=FAULT)
         for name, body in BODIES.items()
     )
-    return (*plain, _load_coordinate(), *_store_coordinates(), _destination())
+    return (*plain, _load_coordinate(), *_store_coordinates(), _destination(), _corner())
 
 
 def _map(buffer: str) -> TensorMap:
@@ -53,6 +53,22 @@ def _load_coordinate() -> ConformanceProgram:
 def _destination() -> ConformanceProgram:
     """Return a load to a shared address that is no multiple of 128."""
     return _load("fault_tile_load_destination", "{0, 0}", 64)
+
+
+def _corner() -> ConformanceProgram:
+    """Return an im2col store whose bounding box begins before the tensor."""
+    opcode = "cp.async.bulk.tensor.4d.global.shared::cta.im2col_no_offs"
+    corners = {"pixel_lower": (-1, -1), "pixel_upper": (-1, -1)}
+    tensor_map = TensorMap("t", "out", "uint16", (16, 6, 5, 2), (32, 192, 960), (8, 16), **corners)
+    return make_program(
+        "fault_im2col_store_lower_corner",
+        stores_body([("t", "{0, 1, 1, 0}", opcode, 0)], 256),
+        threads=THREADS,
+        inputs=[Buffer("source", np.arange(256, dtype=np.uint32))],
+        outputs=[Buffer("out", poison((2, 5, 6, 16), np.uint16))],
+        tensor_maps=[tensor_map],
+        compares=FAULT,
+    )
 
 
 def _store_coordinates() -> list[ConformanceProgram]:
