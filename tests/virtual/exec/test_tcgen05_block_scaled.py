@@ -157,6 +157,7 @@ def test_every_partition_scales_with_its_own_copy(partition):
         ("mxf4nvf4", "block16", 2 << 7, "field 'A type'"),
         ("mxf8f6f4", "block32", 2 << 7, "field 'A type'"),
         ("mxf8f6f4", "block32", 3 << 27, "M = 256"),
+        ("mxf4nvf4", "block32", 1 << 31, "sm_103a alone"),
     ],
 )
 def test_an_illegal_descriptor_names_the_field(kind, qualifier, flip, message):

@@ -111,6 +111,10 @@ MmaRequest read_request(Warp& warp, const Instruction& in, int lane, const Opera
   if (!problem.empty()) {
     raise_fault(warp, in, lane, "instruction-descriptor", format_text("idesc 0x%08x: ", bits) + problem);
   }
+  if (request.shape.depth == 96 && warp.simulation->config.compute_capability != 103) {
+    raise_fault(warp, in, lane, "instruction-descriptor",
+                format_text("idesc 0x%08x: field 'K dimension' asks for K = 96, which sm_103a alone has", bits));
+  }
   request.result = read_tensor_address(warp, in, lane, list.result, "d-tmem");
   if (variant.left_in_tensor_memory) {
     request.left_place = read_tensor_address(warp, in, lane, list.left, "a-tmem");
