@@ -4,11 +4,18 @@
 #   TORCH="torch"      what pip installs as torch (default torch==2.13.0); TORCH= installs none
 #   PYTHON=python3.12  the Python to make .venv with
 #   ARGS="-k packing"  extra arguments of pytest
+#   CUTLASS=path       a checkout of NVIDIA's CUTLASS, whose examples test-long then runs as well
 # pip's own settings (PIP_* variables, pip.conf) are used as they are.
 
 # Waiting OpenMP threads sleep instead of spinning: on a busy machine they spin for the core that
 # the thread they wait for needs.
 export OMP_WAIT_POLICY ?= PASSIVE
+
+# Programs on the virtual GPU run one to a process; BLAS threads beside its own only wait.
+export OPENBLAS_NUM_THREADS ?= 1
+ifdef CUTLASS
+export HALFBYTE_CUTLASS := $(abspath $(CUTLASS))
+endif
 
 VENV ?= .venv
 PEERS_VENV ?= .venv-peers
@@ -56,11 +63,12 @@ demo: setup-demo
 test: setup
 	$(BIN)/python -m pytest -m "not long" $(ARGS)
 
-test-long: setup test-peers
+test-long: setup setup-peers
+	$(PEERS_VENV)/bin/python -m pytest -m peers tests/peers tests/virtual/driver $(ARGS)
 	HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest -m "long or not long" $(ARGS)
 
 test-peers: setup-peers
-	$(PEERS_VENV)/bin/python -m pytest -m peers tests/peers $(ARGS)
+	$(PEERS_VENV)/bin/python -m pytest -m "peers and not long" tests/peers tests/virtual/driver $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

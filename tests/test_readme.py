@@ -86,6 +86,8 @@ def test_the_commands_run_one_after_the_other(tmp_path: Path) -> None:
         "model.norm.weight": torch.ones(128, dtype=torch.bfloat16),
     }
     save_file(tensors, tmp_path / "model.safetensors")
+    program = "import torch\nassert float(torch.ones(4, device='cuda').sum()) == 4\n"
+    (tmp_path / "program.py").write_text(program)
     commands = [words for words in list_commands("halfbyte") if words[0] != "demo"]
     assert commands, "the README shows no command"
     for words in commands:

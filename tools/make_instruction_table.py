@@ -65,9 +65,9 @@ def make_page() -> str:
             for (operands, _), names in families[family].items()
             for group in merge_names(names)
         ]
-        for name, shape in sorted(rows):
+        for spelled, shape in sorted(rows):
             escaped = shape.replace("|", "\\|") or "-"
-            lines.append(f"| `{name}` | `{escaped}` |")
+            lines.append(f"| `{spelled}` | `{escaped}` |")
         lines.append("")
     return "\n".join(lines)
 

@@ -9,6 +9,8 @@ import pytest
 
 from halfbyte.virtual.driver.availability import find_absent_packages, find_missing_parts
 
+pytestmark = pytest.mark.peers
+
 ADD_ONE = """
     import cutlass
     import cutlass.cute as cute
