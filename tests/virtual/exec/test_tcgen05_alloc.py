@@ -173,7 +173,7 @@ def test_a_product_over_stores_that_were_not_waited_for_is_reported(transfer, is
     ]
     program.lines = []
     _, report = program.run()
-    messages = [f.message for f in report.findings if f.kind == "tensor-memory-race"]
+    messages = [f.message for f in report.findings if f.kind == "tensor-memory-unwaited-store"]
     assert any("without tcgen05.wait::st" in message for message in messages) == is_reported
 
 

@@ -160,7 +160,7 @@ Outcome tcgen05_dealloc(Warp& warp, const Instruction& in, uint32_t mask) {
                 format_text("frees %u columns; the allocation at column %u has %u", columns, first, owned));
   }
   if (const FlightRange* range = warp.cta->in_flight.find_conflict(true, true, first, first + columns)) {
-    warp.simulation->findings.add("tensor-memory-race",
+    warp.simulation->findings.add("tensor-memory-released",
                                   format_text("frees columns [%u, %u) that work issued at cycle %.0f by warp %d still uses",
                                               first, first + columns, range->issued_at, range->warp),
                                   warp.place(in, lane));

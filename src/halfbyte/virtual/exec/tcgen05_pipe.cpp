@@ -119,7 +119,7 @@ void TensorWork::note_transfers(Cta& cta, bool is_write, uint32_t first, uint32_
   for (const TensorTransfer& transfer : cta.tmem().transfers) {
     if (transfer.first >= last || transfer.last <= first || !(is_write || transfer.is_store)) continue;
     warp_.simulation->findings.add(
-        "tensor-memory-race",
+        "tensor-memory-unwaited-store",
         format_text("asynchronous work %s tensor memory columns [%u, %u) that warp %u %s without "
                     "tcgen05.wait::%s",
                     is_write ? "writes" : "reads", first, last, transfer.warp,
