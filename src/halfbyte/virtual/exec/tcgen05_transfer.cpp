@@ -89,6 +89,19 @@ void list_transfer(TensorMemory& memory, const TensorTransfer& transfer) {
   memory.transfers.push_back(transfer);
 }
 
+// The address is that of lane 0. Kernels are known that give every lane its own row in it, so that
+// those five bits may differ.
+void check_same_address(Warp& warp, const Instruction& in, int32_t slot) {
+  constexpr uint32_t kOwnRow = 31u << 16;
+  const uint32_t* addresses = warp.read32(slot);
+  const uint32_t strangers =
+      lanes_where(kFullMask, [&](int lane) { return ((addresses[lane] ^ addresses[0]) & ~kOwnRow) != 0; });
+  if (strangers == 0) return;
+  raise_fault(warp, in, first_lane(strangers), "not-uniform",
+              format_text("taddr is 0x%08x in lane 0 and 0x%08x here; a warp has one", addresses[0],
+                          addresses[first_lane(strangers)]));
+}
+
 // Reads the operands, checks that the warp may touch the cells, and lists the transfer until a wait.
 // Attributes: shape, registers, packed.
 Transfer begin_transfer(Warp& warp, const Instruction& in, uint32_t mask, const int32_t* address,
@@ -97,7 +110,7 @@ Transfer begin_transfer(Warp& warp, const Instruction& in, uint32_t mask, const 
     raise_fault(warp, in, first_lane(mask), "partial-warp",
                 format_text("lanes 0x%08x execute a tensor memory access that needs all 32", mask));
   }
-  warp.uniform32(in, address[0], mask, "taddr");
+  check_same_address(warp, in, address[0]);
   find_cta_group(warp, in, 0, std::max(1u, warp.cta->tmem().cta_group));
   Transfer transfer = {static_cast<Shape>(in.attributes[0]), static_cast<uint32_t>(in.attributes[1]),
                        in.attributes[2] != 0, read_tensor_address(warp, in, 0, address, "taddr"),
