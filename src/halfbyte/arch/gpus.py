@@ -120,7 +120,7 @@ def find_gpu(name: str) -> Gpu:
     Raises:
         UsageError: no such GPU; the message lists those there are.
     """
-    gpu = GPUS.get(name.lower())
+    gpu = GPUS.get(name.lower()) if isinstance(name, str) else None
     if gpu is None:
         raise UsageError(f"unknown GPU {name!r}: choose one of {', '.join(GPUS)}")
     return gpu

@@ -84,6 +84,7 @@ class _Inliner:
         self.taken.update(_list_names(body))
         self.taken.update(parameter.name for parameter in body.parameters)
         self._add_names(body, {})
+        self._check_size(body)
         self._add_statements(body, {}, (), "")
         return replace(
             body,
@@ -130,11 +131,41 @@ class _Inliner:
                 if callers:
                     instruction = make_local_access(instruction)
                 self.statements.append(instruction)
-        if len(self.statements) > MAX_STATEMENTS:
+
+    def _check_size(self, body: FlatBody) -> None:
+        """Raise PtxError, before any work, where the calls would grow beyond all bounds."""
+        sizes: dict[str, int] = {}
+
+        def count(body: FlatBody, depth: int) -> int:
+            size = len(body.statements)
+            for statement in body.statements:
+                name = self._find_callee(statement)
+                if name and name not in sizes:
+                    sizes[name] = 0  # recursion and depth are errors of their own, found later
+                    if depth <= MAX_CALL_DEPTH:
+                        sizes[name] = count(self._find_body(name), depth + 1)
+                size += sizes.get(name, 0)
+            return size
+
+        if count(body, 0) > MAX_STATEMENTS:
             raise PtxError(
                 f"{self.kernel.name} has over {MAX_STATEMENTS} instructions with the functions it "
-                f"calls put in their places; the last was {body.name}"
+                "calls put in their places"
             )
+
+    def _find_callee(self, statement: Instruction | Label) -> str:
+        """Return the function with a body that a statement calls, "" where there is none."""
+        if isinstance(statement, Label) or statement.opcode.partition(".")[0] != "call":
+            return ""
+        names = [operand.name for operand in statement.operands if isinstance(operand, Symbol)]
+        name = self.aliases.get(names[0], names[0]) if names else ""
+        return name if name in self.functions and self.functions[name].body is not None else ""
+
+    def _find_body(self, name: str) -> FlatBody:
+        body = self.bodies.get(name)
+        if body is None:
+            body = self.bodies[name] = resolve(self.functions[name], self.reserved)
+        return body
 
     def _add_call(self, instruction: Instruction, callers: tuple[str, ...]) -> None:
         call = self._read_call(instruction)
@@ -163,9 +194,7 @@ class _Inliner:
         self._add_inlined(call, function, callers)
 
     def _add_inlined(self, call: _Call, function: Function, callers: tuple[str, ...]) -> None:
-        body = self.bodies.get(call.function)
-        if body is None:
-            body = self.bodies[call.function] = resolve(function, self.reserved)
+        body = self._find_body(call.function)
         names = {name: self._choose_name(name, function.name, body) for name in _list_names(body)}
         before = [
             move

@@ -14,7 +14,14 @@ _MAX_CTAS = 4  # CTAs named per group
 _MAX_GROUPS = 40
 _TITLES = {
     "deadlock": "deadlock at cycle {}: every thread waits for something that cannot happen",
-    "livelock": "livelock at cycle {}: threads run without stores, arrivals, completions or exits",
+    "livelock": (
+        "livelock at cycle {}: threads run without stores, arrivals, completions or exits, and "
+        "come back to states that they were in before"
+    ),
+    "no-progress": (
+        "no progress up to cycle {}: threads run without stores, arrivals, completions or exits; a "
+        "loop without an end, or one that needs a larger LaunchOptions.livelock_instructions"
+    ),
     "instruction-limit": "the limit of instructions was reached at cycle {}",
 }
 
@@ -102,7 +109,7 @@ class HangReport:
     """The state of a launch that was given up.
 
     Attributes:
-        kind: "deadlock", "livelock" or "instruction-limit".
+        kind: "deadlock", "livelock", "no-progress" or "instruction-limit".
         cycles: of the virtual clock when it was given up.
         waits: every group of lanes that waits.
         running: every group of lanes that does not.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from halfbyte.errors import MissingDependencyError
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 LEVELS = ("avx512", "avx2", "generic")  # best first
 _FOLDER = Path(__file__).parent
 _REQUIRED_FLAGS = {
@@ -17,6 +17,7 @@ _REQUIRED_FLAGS = {
 }
 
 PrintCallback = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_char), ctypes.c_uint64)
+PollCallback = ctypes.CFUNCTYPE(ctypes.c_int32)
 
 
 class LaunchConfig(ctypes.Structure):
@@ -42,6 +43,7 @@ class LaunchConfig(ctypes.Structure):
         ("tensor_memory_columns", ctypes.c_uint32),
         ("compute_capability", ctypes.c_uint32),
         ("print", PrintCallback),
+        ("poll", PollCallback),
     )
 
 
@@ -124,8 +126,11 @@ def _load(path: Path) -> ctypes.CDLL:
         core = ctypes.CDLL(str(path))
     except OSError as error:
         raise MissingDependencyError(f"{path} cannot be loaded: {error}") from error
-    core.hb_abi_version.restype = ctypes.c_uint32
-    version = core.hb_abi_version()
+    try:
+        core.hb_abi_version.restype = ctypes.c_uint32
+        version = core.hb_abi_version()
+    except AttributeError:
+        raise MissingDependencyError(f"{path} is no core of the virtual GPU") from None
     if version != ABI_VERSION:
         raise MissingDependencyError(
             f"{path} was built for another version (interface {version}, {ABI_VERSION} is wanted): "

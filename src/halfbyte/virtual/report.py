@@ -12,7 +12,7 @@ from halfbyte.virtual.hang_report import HangReport, read_hang
 from halfbyte.virtual.instruction_place import InstructionPlace, find_place
 
 if TYPE_CHECKING:
-    from halfbyte.virtual.device import LaunchShape
+    from halfbyte.virtual.launch_shape import LaunchShape
     from halfbyte.virtual.lowering import Program
 
 __all__ = [
@@ -26,11 +26,17 @@ __all__ = [
 ]
 
 
-# What programs that are known to work do: shared memory still being read at the end of a CTA,
-# tensor memory used after its CTA gave it back, products into columns that a store without
+# What programs that are known to work do: shared memory still being read or written at the end of a
+# CTA, memory behind a tensor or of one just freed (torch's allocator keeps both mapped), tensor memory used after its CTA gave it back, products into columns that a store without
 # tcgen05.wait::st may still fill. On hardware the time between mostly suffices.
 NOTES = frozenset(
-    {"exit-with-store-in-flight", "tensor-memory-released", "tensor-memory-unwaited-store"}
+    {
+        "exit-with-pending-bytes",
+        "exit-with-store-in-flight",
+        "stale-memory",
+        "tensor-memory-released",
+        "tensor-memory-unwaited-store",
+    }
 )
 
 
@@ -152,6 +158,10 @@ class LaunchError(HalfbyteError, RuntimeError):
         """Keep the report beside the message."""
         super().__init__(message)
         self.report = report
+
+    def __reduce__(self) -> tuple[type["LaunchError"], tuple[str, LaunchReport]]:
+        """Return how to make it again: errors of worker processes come to their parent pickled."""
+        return type(self), (str(self), self.report)
 
 
 class KernelFault(LaunchError):  # noqa: N818 (an outcome's name)

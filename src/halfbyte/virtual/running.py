@@ -2,9 +2,11 @@
 
 import ctypes
 import json
+import math
 import sys
 import time
 import weakref
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from halfbyte.errors import UsageError
 from halfbyte.virtual.library import (
     ConstantRecord,
     LaunchConfig,
+    PollCallback,
     PrintCallback,
     ProgramSizes,
     load_core,
@@ -23,7 +26,9 @@ from halfbyte.virtual.lowering import Program
 from halfbyte.virtual.report import LaunchReport, read_result
 
 if TYPE_CHECKING:
-    from halfbyte.virtual.device import Device, LaunchOptions, LaunchShape
+    from halfbyte.virtual.device import Device
+    from halfbyte.virtual.launch_options import LaunchOptions
+    from halfbyte.virtual.launch_shape import LaunchShape
 
 
 class LoadedProgram:
@@ -74,26 +79,51 @@ def run_launch(
 ) -> LaunchReport:
     """Return the report of one launch whose sizes were checked.
 
-    Raises KernelFault, Deadlock or Livelock where the kernel does not end as it should.
+    Raises KernelFault, Deadlock or Livelock where the kernel does not end as it should, and what a
+    signal handler (Ctrl-C) or `print_text` raises meanwhile: the launch ends there.
     """
     core = load_core()
-    printed = _make_print_callback(options)
+    # An exception cannot pass through the core: it is kept, ends the launch, and is raised then.
+    errors: list[BaseException] = []
+    polls = _answer_polls(errors)
+    next(polls)
     config = _make_config(device.gpu, loaded.program, shape, parameters, options)
-    config.print = printed
+    config.print = _make_print_callback(options.print_text or sys.stdout.write, errors)
+    config.poll = PollCallback(polls.__next__)
     start = time.perf_counter()
     pointer = core.hb_launch(loaded.pointer, device.memory.pointer, ctypes.byref(config))
     seconds = time.perf_counter() - start
-    result = json.loads(take_text(core, pointer))
-    return read_result(loaded.program, shape, result, seconds)
+    text = take_text(core, pointer)
+    if errors:
+        raise errors[0]
+    return read_result(loaded.program, shape, json.loads(text), seconds)
 
 
-def _make_print_callback(options: "LaunchOptions") -> Any:
-    write = options.print_text or sys.stdout.write
-
+def _make_print_callback(write: Callable[[str], object], errors: list[BaseException]) -> Any:
     def print_bytes(text: "ctypes._Pointer[ctypes.c_char]", nbytes: int) -> None:
-        write(ctypes.string_at(text, nbytes).decode("utf-8", "replace"))
+        if errors:
+            return
+        try:
+            write(ctypes.string_at(text, nbytes).decode("utf-8", "replace"))
+        except BaseException as error:
+            errors.append(error)
 
     return PrintCallback(print_bytes)
+
+
+def _answer_polls(errors: list[BaseException]) -> Iterator[int]:
+    """Yield 1 once there is an error.
+
+    Signal handlers run when Python's code does: here. A function would raise what a handler raises
+    (KeyboardInterrupt) before its first line; a generator is inside its `try` by then.
+    """
+    while True:
+        try:
+            yield int(bool(errors))
+        except GeneratorExit:
+            return
+        except BaseException as error:
+            errors.append(error)
 
 
 def _make_config(
@@ -115,7 +145,7 @@ def _make_config(
         adversarial_try_wait=options.adversarial_try_wait,
         livelock_instructions=options.livelock_instructions,
         max_instructions=options.max_instructions,
-        num_threads=max(1, options.num_threads),
+        num_threads=options.num_threads,
         shared_poison=options.shared_poison,
         latency_seed=options.latency_seed,
         reverse_warps=options.reverse_warps,
@@ -130,12 +160,11 @@ def count_resident_clusters(gpu: Gpu, program: Program, shape: "LaunchShape") ->
 
     Registers are not counted: how many a thread needs is decided after PTX.
     """
-    threads = int(np.prod(shape.block))
-    warps = -(-threads // gpu.warp_size)
+    warps = -(-shape.threads // gpu.warp_size)
     shared = max(program.static_shared_end, gpu.reserved_shared_bytes) + shape.dynamic_shared
     ctas_per_sm = min(
         gpu.max_ctas_per_sm,
         gpu.max_warps_per_sm // warps,
         gpu.shared_bytes_per_sm // shared,
     )
-    return max(1, gpu.num_sms * max(1, ctas_per_sm) // int(np.prod(shape.cluster)))
+    return max(1, gpu.num_sms * max(1, ctas_per_sm) // math.prod(shape.cluster))

@@ -6,11 +6,12 @@ there. The bit layout is that of `machine/tensor_map.h`.
 """
 
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from halfbyte.errors import TensorMapError
+from halfbyte.virtual.plain_values import read_integer, read_integers, show
 
 __all__ = ["Im2colBox", "TensorBox", "TensorLayout", "encode_tensor_map"]
 
@@ -109,6 +110,7 @@ def encode_tensor_map(address: int, layout: TensorLayout, box: TensorBox) -> byt
     Raises TensorMapError naming the field, its value and the rule it breaks (CUDA Driver API,
     "Tensor Map Object Management"; PTX ISA, "Restriction on Tensor Copy instructions").
     """
+    address, layout, box = _read_fields(address, layout, box)
     element = _find(ELEMENT_TYPES, layout.dtype, "dtype")
     rank = len(layout.shape)
     if not 1 <= rank <= MAX_RANK:
@@ -128,8 +130,46 @@ def encode_tensor_map(address: int, layout: TensorLayout, box: TensorBox) -> byt
     return struct.pack("<8Q", *words) + bytes(TENSOR_MAP_BYTES - 64)
 
 
+def _read_fields(
+    address: int, layout: TensorLayout, box: TensorBox
+) -> tuple[int, TensorLayout, TensorBox]:
+    """Return the arguments with plain integers; TensorMapError for what is no number."""
+    for value, kind in ((layout, TensorLayout), (box, TensorBox)):
+        if not isinstance(value, kind):
+            raise TensorMapError(f"{show(value)} where a {kind.__name__} is wanted")
+    column = box.im2col
+    if column is not None:
+        if not isinstance(column, Im2colBox):
+            raise TensorMapError(f"im2col is {show(column)}; an Im2colBox or None is wanted")
+        column = Im2colBox(
+            _read_numbers(column.lower, "the lower corner"),
+            _read_numbers(column.upper, "the upper corner"),
+            read_integer(column.channels, "channels", TensorMapError),
+            read_integer(column.pixels, "pixels", TensorMapError),
+        )
+    steps = box.element_strides
+    return (
+        read_integer(address, "the address", TensorMapError),
+        replace(
+            layout,
+            shape=_read_numbers(layout.shape, "the shape"),
+            strides=None if layout.strides is None else _read_numbers(layout.strides, "strides"),
+        ),
+        replace(
+            box,
+            shape=_read_numbers(box.shape, "the box"),
+            element_strides=None if steps is None else _read_numbers(steps, "element strides"),
+            im2col=column,
+        ),
+    )
+
+
+def _read_numbers(values: Sequence[int], what: str) -> tuple[int, ...]:
+    return read_integers(values, what, TensorMapError)
+
+
 def _find(table: dict[Key, Value], key: Key, name: str) -> Value:
-    if key not in table:
+    if not isinstance(key, Hashable) or key not in table:
         known = ", ".join(map(repr, table))
         raise TensorMapError(f"{name} is {key!r}; one of {known} is wanted")
     return table[key]

@@ -12,15 +12,20 @@ namespace halfbyte::gpu {
 namespace {
 
 // Calls body(group) for every set of lanes that name the same membermask. `operand` < 0 with
-// kAbsent: an instruction without membermask, whose lanes are one group.
+// kAbsent: an instruction without membermask, whose lanes are one group. A lane that its own
+// membermask leaves out is undefined by PTX and faults.
 template <class Body>
-void for_groups(const Warp& warp, int32_t operand, uint32_t mask, Body&& body) {
+void for_groups(const Warp& warp, const Instruction& in, int32_t operand, uint32_t mask, Body&& body) {
   if (operand == kAbsent) return body(mask);
   const uint32_t* members = warp.read32(operand);
   uint32_t rest = mask;
   while (rest) {
     const uint32_t wanted = members[first_lane(rest)];
     const uint32_t group = lanes_where(rest, [&](int lane) { return members[lane] == wanted; });
+    if (group & ~wanted) {
+      raise_fault(warp, in, first_lane(group & ~wanted), "not-a-member",
+                  format_text("lanes 0x%08x run it with membermask 0x%08x, which leaves some out", group, wanted));
+    }
     body(group);
     rest &= ~group;
   }
@@ -61,7 +66,7 @@ Outcome shfl(Warp& warp, const Instruction& in, uint32_t mask) {
   const uint32_t inside = lanes_where(mask, [&](int lane) { return flags[lane] != 0; });
   uint32_t stray = 0;
   const int32_t members = in.num_operands > 5 ? in.operands[5] : kAbsent;
-  for_groups(warp, members, mask, [&](uint32_t group) {
+  for_groups(warp, in, members, mask, [&](uint32_t group) {
     stray |= lanes_where(group, [&](int lane) { return !(group >> from[lane] & 1); });
   });
   uint32_t* to = warp.write32(in.operands[0]);
@@ -84,7 +89,7 @@ template <Vote mode>
 Outcome vote(Warp& warp, const Instruction& in, uint32_t mask) {
   const uint32_t votes = warp.predicate(in.operands[1]);
   const int32_t members = in.num_operands > 2 ? in.operands[2] : kAbsent;
-  for_groups(warp, members, mask, [&](uint32_t group) {
+  for_groups(warp, in, members, mask, [&](uint32_t group) {
     const uint32_t yes = votes & group;
     if (mode == Vote::kBallot) {
       uint32_t* to = warp.write32(in.operands[0]);
@@ -104,7 +109,7 @@ template <class T>
 Outcome match_any(Warp& warp, const Instruction& in, uint32_t mask) {
   const Storage<T>* a = source<T>(warp, in.operands[1]);
   uint32_t found[kLanes];
-  for_groups(warp, in.operands[2], mask, [&](uint32_t group) {
+  for_groups(warp, in, in.operands[2], mask, [&](uint32_t group) {
     for (uint32_t rest = group; rest;) {
       const Storage<T> value = a[first_lane(rest)];
       const uint32_t same = lanes_where(group, [&](int lane) { return a[lane] == value; });
@@ -122,12 +127,12 @@ template <class T>
 Outcome match_all(Warp& warp, const Instruction& in, uint32_t mask) {
   const Storage<T>* a = source<T>(warp, in.operands[2]);
   uint32_t agree = 0;
-  for_groups(warp, in.operands[3], mask, [&](uint32_t group) {
+  for_groups(warp, in, in.operands[3], mask, [&](uint32_t group) {
     const Storage<T> value = a[first_lane(group)];
     if (lanes_where(group, [&](int lane) { return a[lane] == value; }) == group) agree |= group;
   });
   uint32_t result[kLanes] = {};
-  for_groups(warp, in.operands[3], agree, [&](uint32_t group) {
+  for_groups(warp, in, in.operands[3], agree, [&](uint32_t group) {
     for (uint32_t rest = group; rest; rest &= rest - 1) result[first_lane(rest)] = group;
   });
   uint32_t* to = warp.write32(in.operands[0]);
@@ -140,7 +145,7 @@ template <class T, T (*combine)(T, T)>
 Outcome redux(Warp& warp, const Instruction& in, uint32_t mask) {
   const uint32_t* a = warp.read32(in.operands[1]);
   uint32_t* to = warp.write32(in.operands[0]);
-  for_groups(warp, in.operands[2], mask, [&](uint32_t group) {
+  for_groups(warp, in, in.operands[2], mask, [&](uint32_t group) {
     T total = from_lane<T>(a[first_lane(group)]);
     for (uint32_t rest = group & (group - 1); rest; rest &= rest - 1) {
       total = combine(total, from_lane<T>(a[first_lane(rest)]));
@@ -173,7 +178,7 @@ Outcome redux_f32(Warp& warp, const Instruction& in, uint32_t mask) {
   uint32_t* to = warp.write32(in.operands[0]);
   // Bits ordered as the values: negative numbers reversed below the others.
   auto order = [](uint32_t bits) { return bits >> 31 ? ~bits : bits | 0x80000000u; };
-  for_groups(warp, in.operands[2], mask, [&](uint32_t group) {
+  for_groups(warp, in, in.operands[2], mask, [&](uint32_t group) {
     bool has_nan = false, has_number = false;
     uint32_t best = 0;
     for (uint32_t rest = group; rest; rest &= rest - 1) {

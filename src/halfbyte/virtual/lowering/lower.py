@@ -35,6 +35,7 @@ RUNTIME_FORMS = {
     "vprintf": InstructionForm("vprintf", "call", "b64 b64", "vprintf"),
     "__assertfail": InstructionForm("__assertfail", "call", "b64 b64 b32 b64 b64", "assertfail"),
 }
+_LONGEST_TEXT = 400  # of an instruction in a message
 _UNSUPPORTED = InstructionForm("", "control", "", "unsupported")
 
 
@@ -122,7 +123,7 @@ class _Lowering:
             self._add_with_steps(shape, lowered, guard, instruction)
             return
         raise PtxError(
-            f"line {instruction.line}: {'; or '.join(problems)}: {instruction.text}",
+            f"line {instruction.line}: {'; or '.join(problems)}: {_shorten(instruction.text)}",
             instruction.line,
         )
 
@@ -222,6 +223,10 @@ class _Lowering:
             files=self.module.files,
             missing_forms=tuple(self.missing),
         )
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "..."
 
 
 def _find_form(name: str) -> InstructionForm:

@@ -10,6 +10,8 @@ from halfbyte.virtual.lowering.program import KernelParameter
 
 RESERVED_SHARED_BYTES = 1024  # the system's part of every CTA's shared memory (sm_90 and later)
 
+MAX_PARAMETER_BYTES = 32764  # of a kernel, on sm_70 and later (PTX ISA, ".entry")
+
 
 @dataclass(frozen=True, slots=True)
 class KernelLayout:
@@ -27,9 +29,15 @@ class KernelLayout:
 def make_layout(module: Module, body: FlatBody) -> KernelLayout:
     """Return where the variables of a kernel lie.
 
-    Raises PtxError for an alignment that is no power of two.
+    Raises PtxError for an alignment that is no power of two, and for more parameters than a kernel
+    may have.
     """
     parameters, parameter_bytes = _place_parameters(body.parameters)
+    if parameter_bytes > MAX_PARAMETER_BYTES:
+        raise PtxError(
+            f"{body.name} has {parameter_bytes} bytes of parameters, {MAX_PARAMETER_BYTES} are "
+            "allowed"
+        )
     shared, dynamic_start = _place_shared(
         [v for v in (*module.globals, *body.variables.values()) if v.space == "shared"]
     )

@@ -222,7 +222,7 @@ class OperandLowering:
             out.entries.append(self.constants.find_operand(target.bits, width))
         else:
             out.entries.append(self._find_source(out, target, width))
-        out.entries.append(address.offset)
+        out.entries.append(_check_offset(address.offset, width))
 
     def _add_tensor_address(
         self, out: LoweredOperands, operand: TensorAddress, pattern: OperandPattern
@@ -281,6 +281,12 @@ class OperandLowering:
         if out.temporary > FIRST_TEMPORARY + TEMPORARY_SLOTS:
             raise MismatchError("too many operands need a temporary")
         return slot
+
+
+def _check_offset(offset: int, width: str) -> int:
+    if not -(2**31) <= offset < (2**31 if width == "b64" else 2**32):
+        raise MismatchError(f"address offset {offset} does not fit 32 bits")
+    return offset if offset < 2**31 else offset - 2**32
 
 
 def _count_entries(pattern: OperandPattern) -> int:

@@ -11,7 +11,7 @@
 namespace halfbyte::gpu {
 namespace {
 
-constexpr uint32_t kAbiVersion = 1;
+constexpr uint32_t kAbiVersion = 2;
 
 char* copy_text(const std::string& text) {
   char* copy = static_cast<char*>(std::malloc(text.size() + 1));
@@ -119,8 +119,9 @@ HALFBYTE_EXPORT char* hb_list_handlers() {
 HALFBYTE_EXPORT void* hb_memory_create() { return new GlobalMemory(); }
 HALFBYTE_EXPORT void hb_memory_destroy(void* memory) { delete static_cast<GlobalMemory*>(memory); }
 HALFBYTE_EXPORT void hb_memory_register(void* memory, uint64_t begin, uint64_t bytes, const char* name,
-                                        uint32_t read_only) {
-  static_cast<GlobalMemory*>(memory)->register_buffer(begin, bytes, name, read_only != 0);
+                                        uint32_t flags) {
+  constexpr uint32_t kReadOnly = 1, kStale = 2;
+  static_cast<GlobalMemory*>(memory)->register_buffer(begin, bytes, name, flags & kReadOnly, flags & kStale);
 }
 HALFBYTE_EXPORT void hb_memory_mark_freed(void* memory, uint64_t begin) {
   static_cast<GlobalMemory*>(memory)->mark_freed(begin);
@@ -173,6 +174,8 @@ HALFBYTE_EXPORT char* hb_launch(const void* program, void* memory, const LaunchC
   } catch (const Fault& error) {
     status = "fault";
     fault = finding_json(error.kind, error.what(), error.place, 1);
+  } catch (const Stopped&) {
+    status = "stopped";
   } catch (const std::bad_alloc&) {
     status = "fault";
     fault = finding_json("host-memory", "the host has not enough memory for this launch", Place{}, 1);

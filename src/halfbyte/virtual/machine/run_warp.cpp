@@ -6,9 +6,7 @@
 namespace halfbyte::gpu {
 
 namespace {
-// A lane group that loops this often while others of its warp are ready lets them run: spin locks
-// between lanes of one warp make progress (PTX ISA, independent thread scheduling since sm_70).
-constexpr uint32_t kMaxBackEdges = 1024;
+constexpr uint32_t kMaxBackEdges = Fragment::kMaxBackEdges;
 constexpr double kQuantum = 200;  // cycles a warp may run ahead of the next event
 
 bool waits_for_convergence(const Fragment& fragment) {

@@ -9,6 +9,11 @@ namespace halfbyte::gpu {
 namespace {
 constexpr uint32_t kReservedShared = 1024;  // the first KiB of each CTA's shared memory is the system's
 constexpr double kWakeDelay = 8;            // cycles
+constexpr uint32_t kEventsPerPoll = 64;
+constexpr auto kPollInterval = std::chrono::milliseconds(50);
+// Without progress and without a repeated state a launch ends after this many times the
+// instructions after which it is looked at.
+constexpr uint64_t kNoProgressFactor = 40;
 constexpr double kClusterStart = 200;       // cycles between a cluster's end and its successor's start
 }  // namespace
 
@@ -233,13 +238,32 @@ void Simulation::retire_cluster(Cluster& cluster) {
   start_clusters();
 }
 
+void Simulation::poll_caller() {
+  events_to_poll_ = kEventsPerPoll;
+  const auto time = std::chrono::steady_clock::now();
+  if (config.poll == nullptr || time < next_poll_) return;
+  next_poll_ = time + kPollInterval;
+  if (config.poll() != 0) throw Stopped();
+}
+
+const char* Simulation::find_endless_run(const Warp& warp) {
+  if (instructions - last_progress > kNoProgressFactor * config.livelock_instructions) return "no-progress";
+  livelock_.look_at(warp, progress, warp_state_bytes());
+  // Only warps are queued, each of them once, and all of them have come back to an earlier state.
+  const bool is_work_pending = actions_.size() > free_actions_.size();
+  return !heap_.empty() && !is_work_pending && livelock_.repeated() >= heap_.size() ? "livelock" : nullptr;
+}
+
 void Simulation::run() {
+  next_poll_ = std::chrono::steady_clock::now() + kPollInterval;
+  events_to_poll_ = kEventsPerPoll;
   start_clusters();
   while (live_warps > 0 || !heap_.empty()) {
     if (heap_.empty()) {
       if (expire_waits()) continue;
       return report_hang("deadlock");
     }
+    if (events_to_poll_-- == 0) poll_caller();
     Event event = pop_event();
     now = event.when;
     if (event.warp == nullptr) {
@@ -252,7 +276,10 @@ void Simulation::run() {
       running_ = nullptr;
       end_time_ = std::max(end_time_, now);
     }
-    if (instructions - last_progress > config.livelock_instructions) return report_hang("livelock");
+    if (instructions - last_progress > config.livelock_instructions) {
+      const char* kind = find_endless_run(*event.warp);
+      if (kind != nullptr) return report_hang(kind);
+    }
     if (config.max_instructions > 0 && instructions > config.max_instructions) {
       return report_hang("instruction-limit");
     }

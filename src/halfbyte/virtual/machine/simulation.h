@@ -1,6 +1,7 @@
 // One launch: clusters, warps, virtual time, asynchronous events.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -11,6 +12,7 @@
 
 #include "machine/buffer_pool.h"
 #include "machine/cta.h"
+#include "machine/livelock.h"
 #include "machine/program.h"
 #include "machine/report.h"
 #include "machine/warp.h"
@@ -43,13 +45,17 @@ struct LaunchConfig {
   uint32_t tensor_memory_columns;  // 0 on GPUs without tensor memory
   uint32_t compute_capability;     // 90, 100, 103, 120
   void (*print)(const char* text, uint64_t bytes);
+  int32_t (*poll)();               // called some twenty times a second; not 0 ends the launch
 };
+
+// The caller's `poll` ended the launch.
+struct Stopped {};
 
 struct Simulation {
   Simulation(const Program& program, GlobalMemory& memory, const LaunchConfig& config);
   ~Simulation();
 
-  void run();  // throws Fault
+  void run();  // throws Fault, Stopped
 
   // Runs `action` at virtual time `when` (cycles).
   void schedule(double when, std::function<void()> action);
@@ -107,6 +113,9 @@ struct Simulation {
   void run_slice(Warp& warp);
   bool expire_waits();  // true when a suspended try_wait was told to return false
   void report_hang(const char* kind);
+  void poll_caller();
+  // After a slice of a warp: the kind of hang that the launch is in, or nullptr.
+  const char* find_endless_run(const Warp& warp);
 
   std::vector<Event> heap_;
   std::vector<std::function<void()>> actions_;
@@ -119,6 +128,9 @@ struct Simulation {
   uint64_t next_cluster_ = 0;
   uint64_t num_clusters_ = 0;
   uint64_t jitter_state_ = 0;
+  uint32_t events_to_poll_ = 0;
+  std::chrono::steady_clock::time_point next_poll_;
+  LivelockWatch livelock_;
   std::vector<std::unique_ptr<Cluster>> lingering_;  // exited, with asynchronous work in flight
 };
 

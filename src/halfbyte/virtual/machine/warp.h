@@ -38,6 +38,10 @@ enum class FragmentState : uint8_t { kReady, kWaiting };
 // Lanes of one warp that run together. All lanes start in one fragment; a divergent branch splits,
 // equal positions merge, and every fragment makes progress (independent thread scheduling).
 struct Fragment {
+  // A lane group that loops this often while others of its warp are ready lets them run: spin locks
+  // between lanes of one warp make progress (PTX ISA, independent thread scheduling since sm_70).
+  static constexpr uint32_t kMaxBackEdges = 1024;
+
   uint32_t mask = 0;
   int32_t pc = 0;
   FragmentState state = FragmentState::kReady;
