@@ -4,6 +4,7 @@ Layer: cli, the last folder. A verb module registers itself with `register(app)`
 only inside the verb's function, so that `halfbyte --help` answers at once.
 """
 
+import contextlib
 import os
 import sys
 from typing import Annotated
@@ -77,7 +78,8 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get("HALFBYTE_TRACEBACK") == "1":
             raise
-        _print_error(error)
+        with contextlib.suppress(OSError, ValueError):  # stderr may be closed
+            _print_error(error)
         return EXIT_MISUSE if isinstance(error, UsageError) else EXIT_FINDINGS
     return EXIT_CLEAN
 

@@ -1,6 +1,9 @@
 """`halfbyte run`: an unmodified Python program on the virtual GPU; parsing and printing only."""
 
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -57,23 +60,63 @@ def run(
 
     def show(record: "LaunchRecord") -> None:
         if not quiet or record.findings or record.fault is not None:
-            _print_launch(record, console)
+            with _any_stderr():
+                _print_launch(record, console)
 
-    if json_file is not None and json_file.is_dir():
-        raise UsageError(f"--json {printable(str(json_file))} is a directory; name a file or -")
+    if program[0].startswith("-"):
+        raise UsageError(
+            f"halfbyte run has no option {printable(program[0])}; a program's options come after it"
+        )
+    if json_file is not None:
+        json_file = _check_json_file(json_file)
     finished = run_program(program[0], program[1:], gpu=gpu, is_module=is_module, listener=show)
-    _print_summary(finished, console)
+    with _any_stderr():
+        _print_summary(finished, console)
     if json_file is not None:
         _write_json(finished, json_file)
     raise typer.Exit(finished.exit_code)
 
 
-def _write_json(finished: "ProgramRun", file: Path) -> None:
-    text = json.dumps(finished.to_json())
+@contextmanager
+def _any_stderr() -> Iterator[None]:
+    """Let a program close stderr: what cannot be printed changes no exit code."""
+    try:
+        yield
+    except (OSError, ValueError):
+        return
+
+
+def _check_json_file(file: Path) -> Path:
+    """Return the file's absolute path: the program may change its folder.
+
+    Raises UsageError, before a long run, where it cannot be written.
+    """
     if str(file) == "-":
-        typer.echo(text)
-    else:
-        file.write_text(text + "\n", encoding="utf-8")
+        return file
+    name = printable(str(file))
+    path = file.resolve()
+    if path.is_dir():
+        raise UsageError(f"--json {name} is a directory; name a file or -")
+    if not path.parent.is_dir():
+        raise UsageError(f"--json {name}: the folder {printable(str(path.parent))} does not exist")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"--json {name} cannot be written: permission denied")
+    return path
+
+
+def _write_json(finished: "ProgramRun", file: Path) -> None:
+    text = json.dumps(finished.to_json()) + "\n"
+    if str(file) == "-":
+        typer.echo(text, nl=False)
+    elif file.exists() and not file.is_file():  # a pipe or a device
+        file.write_text(text, encoding="utf-8")
+    else:  # whole or not at all, whenever the process ends
+        partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
+        try:
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(file)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def _print_launch(record: "LaunchRecord", console: Console) -> None:

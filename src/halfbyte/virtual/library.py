@@ -85,7 +85,15 @@ def load_core() -> ctypes.CDLL:
         MissingDependencyError: the core is not built, or was built for another version.
     """
     override = os.environ.get("HALFBYTE_VIRTUAL_LIBRARY")
-    return _load(Path(override) if override else _find_library())
+    if not override:
+        return _load(_find_library())
+    path = Path(override).absolute()  # a bare name would be looked for in the system's folders
+    if not path.exists():
+        raise MissingDependencyError(
+            f"HALFBYTE_VIRTUAL_LIBRARY names {path}, which does not exist; unset it to use the "
+            "built core"
+        )
+    return _load(path)
 
 
 def describe() -> dict[str, str]:

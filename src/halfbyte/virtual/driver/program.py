@@ -1,5 +1,6 @@
 """Runs an unmodified Python program on the virtual GPU and says what its launches did."""
 
+import contextlib
 import dataclasses
 import linecache
 import os
@@ -9,6 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any, TextIO
 
 from halfbyte.errors import HalfbyteError, UsageError
@@ -143,6 +145,9 @@ def _run(program: str, is_module: bool, errors: TextIO) -> int:
         _print_fault(fault, errors)
         return EXIT_FINDINGS
     except BaseException as error:
+        if isinstance(error, ImportError) and _find_first_frame(error) is None:
+            kind = "module" if is_module else "program"
+            raise UsageError(f"{kind} {program!r} cannot be run: {error}") from error
         _print_traceback(error, errors)
         return EXIT_FINDINGS
     return 0
@@ -158,17 +163,24 @@ def _read_exit_code(stop: SystemExit, errors: TextIO) -> int:
 
 
 def _print_traceback(error: BaseException, errors: TextIO) -> None:
-    """Print the traceback from the program's first line on."""
+    """Print the traceback from the program's first line on; none where it did not come so far."""
+    frames = _find_first_frame(error)
+    is_chain = frames is not None
+    with contextlib.suppress(OSError, ValueError):  # the program may have closed stderr
+        traceback.print_exception(type(error), error, frames, chain=is_chain, file=errors)
+
+
+def _find_first_frame(error: BaseException) -> TracebackType | None:
+    """Return the part of an error's traceback that starts in the program."""
     frames = error.__traceback__
     while frames is not None and _is_runner(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
-    if frames is None:
-        frames = error.__traceback__
-    traceback.print_exception(type(error), error, frames, file=errors)
+    return frames
 
 
 def _is_runner(file: str) -> bool:
-    return file == __file__ or file == "<frozen runpy>" or file.endswith(f"{os.sep}runpy.py")
+    is_loader = file.startswith("<frozen ")  # runpy and the parts of importlib
+    return file == __file__ or is_loader or file.endswith(f"{os.sep}runpy.py")
 
 
 def _print_fault(fault: BaseException, errors: TextIO) -> None:

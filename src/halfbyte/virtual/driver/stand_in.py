@@ -41,15 +41,19 @@ class StandIn:
             MissingDependencyError: the library was not built.
         """
         self.path = find_library()
-        self._library = ctypes.CDLL(
-            str(self.path), mode=ctypes.RTLD_GLOBAL
-        )  # exported .so files find it
+        try:  # global: exported .so files find its symbols
+            self._library = ctypes.CDLL(str(self.path), mode=ctypes.RTLD_GLOBAL)
+            set_hook = self._library.halfbyte_set_hook
+        except (OSError, AttributeError) as error:
+            raise MissingDependencyError(
+                f"{self.path} is no stand-in for the CUDA runtime: {error}"
+            ) from None
 
         def forward(name: bytes, words: "ctypes._Pointer[ctypes.c_uint64]", count: int) -> int:
             return call(name.decode(), words[:count])
 
         self._hook = _HOOK(forward)  # kept: the library holds its address
-        self._library.halfbyte_set_hook(self._hook)
+        set_hook(self._hook)
 
     def set_error(self, kind: str, text: str) -> None:
         """Set the error that the next failing call through TVM FFI raises."""
