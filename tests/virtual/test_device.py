@@ -165,3 +165,27 @@ def test_same_launch_twice_is_the_same_run() -> None:
     reports = [launch(STORE, [np.zeros(32, np.uint32), 1], parameters=PARAMETERS) for _ in range(2)]
     assert reports[0].instructions == reports[1].instructions
     assert reports[0].cycles == reports[1].cycles
+
+
+def test_stale_memory_can_be_read_and_is_noted() -> None:
+    """What torch's allocator leaves mapped behind a tensor: undefined to read, and no fault."""
+    device = Device("b200")
+    block = device.memory.allocate(512, "a block")
+    device.memory.unregister(block.ctypes.data)
+    values = np.zeros(32, np.uint32)
+    device.memory.register(block.ctypes.data, 512, "the rounding behind x", stale=True)
+    body = """
+        .reg .b32 %r<3>; .reg .b64 %rd<4>;
+        ld.param.u64 %rd0, [p0]; ld.param.u64 %rd1, [p1]; mov.u32 %r1, %tid.x;
+        mad.wide.u32 %rd2, %r1, 4, %rd1; ld.global.u32 %r0, [%rd2];
+        mad.wide.u32 %rd3, %r1, 4, %rd0; st.global.u32 [%rd3], %r0;
+    """
+    module = device.load(make_module(body, (".u64 p0", ".u64 p1")))
+    arguments = [values, block.ctypes.data]
+    report = module.launch("test", (1, 1, 1), (32, 1, 1), arguments=arguments)
+    assert (values == 0xABABABAB).all()
+    (finding,) = report.findings
+    assert finding.kind == "stale-memory"
+    assert finding.is_note
+    assert finding.count == 32
+    assert "the rounding behind x" in finding.message

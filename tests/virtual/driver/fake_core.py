@@ -20,8 +20,14 @@ class FakeMemory:
     buffers: dict[int, Any] = field(default_factory=dict)
     freed: list[int] = field(default_factory=list)
 
-    def register(self, address: int, nbytes: int, name: str, *, keep: Any = None) -> None:
+    def register(
+        self, address: int, nbytes: int, name: str, *, keep: Any = None, stale: bool = False
+    ) -> None:
         assert address > 0
+        if stale:  # rounding behind a buffer, or a buffer just freed
+            if self.buffers.pop(address, None) is not None:
+                self.freed.append(address)
+            return
         self.buffers[address] = SimpleNamespace(nbytes=nbytes, name=name)
 
     def unregister(self, address: int) -> None:

@@ -59,7 +59,7 @@ std::string describe_coordinates(const TensorRequest& request, int count) {
 bool is_registered(const Warp& warp, const AddressSpan& span, bool is_write) {
   if (span.end <= span.begin) return true;
   const Allocation* found = warp.simulation->memory.find(span.begin);
-  return found && !found->is_freed && span.end <= found->end && !(is_write && found->is_read_only);
+  return found && !found->is_freed && !found->is_stale && span.end <= found->end && !(is_write && found->is_read_only);
 }
 
 // Faults unless every row that exists in the tensor lies in a registered buffer.

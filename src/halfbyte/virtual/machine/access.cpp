@@ -70,6 +70,11 @@ const Allocation& check_global_range(Warp& warp, const Instruction& in, int lane
                 format_text("%s %llu bytes at 0x%llx of %s, which was freed", what, wide(bytes),
                             wide(address), found->name.c_str()));
   }
+  if (found->is_stale) {
+    warp.simulation->findings.add(
+        "stale-memory", format_text("%s %llu bytes at 0x%llx, in %s", what, wide(bytes), wide(address),
+                                    found->name.c_str()), warp.place(in, lane));
+  }
   if (bytes > found->end - address) {
     raise_fault(warp, in, lane, "out-of-bounds",
                 format_text("%s %llu bytes at 0x%llx, %llu bytes more than %s holds from there (%llu "
@@ -172,6 +177,7 @@ uint8_t* Warp::access(const Instruction& in, int lane, uint64_t address, uint32_
   const char* what = is_write ? "the store writes" : "the load reads";
   const Allocation& found = check_global_range(*this, in, lane, address, bytes, is_write, what);
   if ((bytes & (bytes - 1)) == 0) check_alignment(*this, in, lane, address, bytes, "the access");
+  if (found.is_stale) return reinterpret_cast<uint8_t*>(address);  // each access is a finding
   cached_begin = found.begin;
   cached_end = found.end;
   cached_is_read_only = found.is_read_only;
@@ -253,7 +259,7 @@ bool is_in_cached_buffer(Warp& warp, const LaneAccess& access, const AddressRang
       return true;
     }
     const Allocation* found = attempt == 0 ? warp.simulation->memory.find(range.lowest) : nullptr;
-    if (!found || found->is_freed) return false;
+    if (!found || found->is_freed || found->is_stale) return false;
     warp.cached_begin = found->begin;
     warp.cached_end = found->end;
     warp.cached_is_read_only = found->is_read_only;

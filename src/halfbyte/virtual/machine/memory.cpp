@@ -5,7 +5,7 @@
 namespace halfbyte::gpu {
 
 void GlobalMemory::register_buffer(uint64_t begin, uint64_t bytes, const std::string& name,
-                                   bool read_only) {
+                                   bool read_only, bool stale) {
   const uint64_t end = begin + bytes;
   // Whatever older, freed buffer the allocator handed out again is cut to what lies outside.
   auto it = buffers_.upper_bound(begin);
@@ -29,7 +29,7 @@ void GlobalMemory::register_buffer(uint64_t begin, uint64_t bytes, const std::st
       ++it;
     }
   }
-  buffers_[begin] = {begin, end, name, false, read_only};
+  buffers_[begin] = {begin, end, name, false, read_only, stale};
   ++generation_;
 }
 

@@ -21,13 +21,18 @@ struct Allocation {
   std::string name;
   bool is_freed;
   bool is_read_only;
+  // Host memory that exists and that no program should touch: what rounding leaves behind a buffer,
+  // or a buffer that was freed a moment ago. An access is a finding, not a fault: on hardware it
+  // reads whatever is there.
+  bool is_stale = false;
 };
 
 // The buffers a kernel may touch. Freed buffers stay listed until their range is registered again,
 // so that a use after free is told from a plain stray access.
 class GlobalMemory {
  public:
-  void register_buffer(uint64_t begin, uint64_t bytes, const std::string& name, bool read_only);
+  void register_buffer(uint64_t begin, uint64_t bytes, const std::string& name, bool read_only,
+                       bool stale = false);
   void mark_freed(uint64_t begin);
   // The allocation that holds `address`, freed ones included; nullptr when none does.
   const Allocation* find(uint64_t address) const;

@@ -3,6 +3,7 @@
 import bisect
 import ctypes
 import weakref
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch
 from halfbyte.virtual.driver.runtime import ALIGNMENT, VirtualRuntime
 
 Tensor = torch.Tensor
+GRANULE = 512  # bytes; torch's allocator of CUDA memory rounds to it, and keeps what is freed
+MOST_KEPT_BYTES = 1 << 28  # of freed tensors
 # torch's own functions, without the modes that are active
 _without_modes = torch._C.DisableTorchFunction
 
@@ -26,6 +29,9 @@ class DeviceTensors:
         self._starts: list[int] = []
         self._ends: dict[int, int] = {}
         self._finalizers: list[weakref.finalize[Any, Any]] = []
+        self._buffers: dict[int, np.ndarray[Any, Any]] = {}  # by address, rounding included
+        self._freed: deque[np.ndarray[Any, Any]] = deque()
+        self._freed_bytes = 0
 
     def is_on_device(self, value: Any) -> bool:
         """Whether `value` is a tensor whose memory the virtual GPU owns."""
@@ -53,7 +59,8 @@ class DeviceTensors:
     def adopt(self, tensors: Iterable[Tensor], kept: Iterable[Tensor] = ()) -> None:
         """Put tensors on the device; those that share memory with one of `kept` stay.
 
-        Memory that is not aligned to 256 bytes is moved, once for all tensors that share it.
+        Their memory is moved, once for all tensors that share it, to where CUDA would put it:
+        aligned to 256 bytes and rounded up to 512.
         """
         with _without_modes(), torch.no_grad():
             shared = {_find_storage(tensor) for tensor in kept}
@@ -67,8 +74,10 @@ class DeviceTensors:
         storage = tensor.untyped_storage()
         if storage._cdata in moved:
             _set_storage(tensor, moved[storage._cdata])
-        elif storage.nbytes() and storage.data_ptr() % ALIGNMENT:
-            aligned = _make_aligned_copy(storage)
+        elif storage.nbytes():
+            buffer = _make_aligned_copy(storage)
+            aligned = torch.from_numpy(buffer[: storage.nbytes()]).untyped_storage()
+            self._buffers[aligned.data_ptr()] = buffer
             moved[storage._cdata] = aligned
             _set_storage(tensor, aligned)
         self._register(tensor)
@@ -85,6 +94,7 @@ class DeviceTensors:
             kind = str(tensor.dtype).removeprefix("torch.")
             name = f"torch {kind} {list(tensor.shape)}"
             self._runtime.device.memory.register(address, size, name)
+            self._register_rounding(address, size, name)
         finalizer = weakref.finalize(storage, self._forget, storage._cdata, address, size)
         finalizer.atexit = False
         self._finalizers.append(finalizer)
@@ -96,7 +106,28 @@ class DeviceTensors:
         if size and self._ends.pop(address, None) is not None:
             index = bisect.bisect_left(self._starts, address)
             del self._starts[index]
-            self._runtime.device.memory.unregister(address)
+            self._free(address)
+
+    def _register_rounding(self, address: int, size: int, name: str) -> None:
+        rest = self._buffers[address].size - size if address in self._buffers else 0
+        if rest:
+            memory = self._runtime.device.memory
+            memory.register(address + size, rest, f"the rounding behind {name}", stale=True)
+
+    def _free(self, address: int) -> None:
+        memory = self._runtime.device.memory
+        buffer = self._buffers.pop(address, None)
+        if buffer is None:
+            memory.unregister(address)
+            return
+        name = memory.buffers[address].name
+        memory.register(address, buffer.size, f"{name}, which was freed", stale=True)
+        self._freed.append(buffer)
+        self._freed_bytes += buffer.size
+        while self._freed_bytes > MOST_KEPT_BYTES:
+            oldest = self._freed.popleft()
+            self._freed_bytes -= oldest.size
+            memory.unregister(oldest.ctypes.data)
 
     def close(self) -> None:
         """Forget every storage: what is left are plain CPU tensors."""
@@ -108,6 +139,8 @@ class DeviceTensors:
         self._storages.clear()
         self._starts.clear()
         self._ends.clear()
+        self._buffers.clear()
+        self._freed.clear()
 
 
 def _find_storage(tensor: Tensor) -> int | None:
@@ -129,13 +162,16 @@ def shares_storage(first: Tensor, second: Tensor) -> bool:
         return storage is not None and storage == _find_storage(second)
 
 
-def _make_aligned_copy(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+def _make_aligned_copy(storage: torch.UntypedStorage) -> "np.ndarray[Any, Any]":
+    """Return a copy at CUDA's alignment; what rounding adds behind it is poisoned."""
     size = storage.nbytes()
-    buffer = np.empty(size + ALIGNMENT, np.uint8)
-    offset = -buffer.ctypes.data % ALIGNMENT
-    aligned = torch.from_numpy(buffer[offset : offset + size]).untyped_storage()
-    ctypes.memmove(aligned.data_ptr(), storage.data_ptr(), size)
-    return aligned
+    rounded = -(-size // GRANULE) * GRANULE
+    block = np.empty(rounded + ALIGNMENT, np.uint8)
+    offset = -block.ctypes.data % ALIGNMENT
+    buffer = block[offset : offset + rounded]
+    buffer[size:] = 0xAB
+    ctypes.memmove(buffer.ctypes.data, storage.data_ptr(), size)
+    return buffer
 
 
 def _set_storage(tensor: Tensor, storage: torch.UntypedStorage) -> None:
