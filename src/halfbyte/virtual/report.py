@@ -27,7 +27,8 @@ __all__ = [
 
 
 # What programs that are known to work do: shared memory still being read or written at the end of a
-# CTA, memory behind a tensor or of one just freed (torch's allocator keeps both mapped), tensor memory used after its CTA gave it back, products into columns that a store without
+# CTA, memory behind a tensor or of one just freed (torch's allocator keeps both mapped), tensor
+# memory used after its CTA gave it back, products into columns that a store without
 # tcgen05.wait::st may still fill. On hardware the time between mostly suffices.
 NOTES = frozenset(
     {
