@@ -306,6 +306,26 @@ def test_ptx_beyond_the_limits_is_refused_before_memory_is_taken(
         launch(body, [b""] * len(parameters), parameters=parameters, head=head)
 
 
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        "add.u32 %r0, %d0, %r1;",
+        "add.u32 %d0, %r0, %r1;",
+        "add.u32 %r0, %h0, %r1;",
+        "mov.b64 %d0, %r0;",
+        "mul.wide.u32 %r0, %r1, %r1;",
+        "shl.b64 %d0, %d0, %d1;",
+        "setp.eq.u32 %p0, %h0, %h0;",
+        "fma.rn.f16 %h0, %h0, %h0, %r0;",
+        "shfl.sync.idx.b32 %d0, %r0, 0, 31, 0xffffffff;",
+    ],
+)
+def test_registers_of_another_width_than_the_instruction_are_refused(instruction) -> None:
+    registers = ".reg .b16 %h<2>; .reg .b32 %r<2>; .reg .b64 %d<2>; .reg .pred %p<1>;"
+    with pytest.raises(PtxError, match=r"a b\d+ register %\w+ where b\d+ is wanted"):
+        launch(registers + instruction)
+
+
 @pytest.mark.parametrize("space", ["shared", "local"])
 def test_variables_of_a_hundred_gigabytes_are_refused(space) -> None:
     body = f".{space} .align 4 .b8 s[100000000000]; .reg .b64 %rd; mov.u64 %rd, s;"

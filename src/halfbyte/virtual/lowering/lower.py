@@ -35,6 +35,14 @@ RUNTIME_FORMS = {
     "vprintf": InstructionForm("vprintf", "call", "b64 b64", "vprintf"),
     "__assertfail": InstructionForm("__assertfail", "call", "b64 b64 b32 b64 b64", "assertfail"),
 }
+# Registers of these have the width of the instruction's type; those of ld, st and cvt may be wider
+# (PTX ISA, "Operand Size Exceeding Instruction-Type Size").
+_EXACT_FAMILIES = (
+    "abs add addc and bfe bfi bfind bmsk brev clz cnot copysign cos div dp2a dp4a ex2 fma lg2 "
+    "lop3 mad mad24 madc match max min mov mul mul24 neg not or popc prmt rcp redux rem rsqrt "
+    "sad selp set setp shf shfl shl shr sin slct sqrt sub subc szext tanh testp xor"
+)
+_EXACT = frozenset(_EXACT_FAMILIES.split())
 _LONGEST_TEXT = 400  # of an instruction in a message
 _UNSUPPORTED = InstructionForm("", "control", "", "unsupported")
 
@@ -113,10 +121,11 @@ class _Lowering:
             self._add(_UNSUPPORTED, LoweredOperands(), guard, instruction)
             return
         is_signed = _has_signed_result(instruction.opcode)
+        is_exact = instruction.opcode.partition(".")[0] in _EXACT
         problems = []
         for shape in (form, *form.alternatives):
             try:
-                lowered = self.operands.lower(operands, shape.patterns, is_signed)
+                lowered = self.operands.lower(operands, shape.patterns, is_signed, is_exact)
             except MismatchError as error:
                 problems.append(str(error))
                 continue

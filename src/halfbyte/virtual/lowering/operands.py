@@ -80,18 +80,27 @@ class OperandLowering:
         """Keep where names live, and the pool that immediates go to."""
         self.places = places
         self.constants = constants
+        self._is_exact = False
 
     def lower(
         self,
         operands: tuple[Operand, ...],
         patterns: tuple[OperandPattern, ...],
         is_signed: bool,
+        is_exact: bool = False,
     ) -> LoweredOperands:
-        """Return the entries of `operands`; `is_signed` says how a narrow result widens.
+        """Return the entries of `operands`.
+
+        Args:
+            operands: as parsed.
+            patterns: of the instruction's form.
+            is_signed: how a narrow result widens.
+            is_exact: registers must have the width of the pattern.
 
         Raises MismatchError saying which operand does not fit.
         """
         out = LoweredOperands()
+        self._is_exact = is_exact
         if len(operands) > len(patterns):
             raise MismatchError(f"{len(operands)} operands where at most {len(patterns)} are known")
         rest = list(operands)
@@ -164,7 +173,7 @@ class OperandLowering:
         if width == "pred":
             out.entries.append(self._find_predicate(operand))
             return
-        slot, own_width = self._find_register(operand)
+        slot, own_width = self._find_register(operand, width)
         if _SLOTS[own_width] == _SLOTS[width]:
             out.entries.append(slot)
             if is_signed and _NARROW_BITS.get(own_width, 0) > _NARROW_BITS.get(width, 64):
@@ -187,7 +196,7 @@ class OperandLowering:
             case Register() if width == "pred":
                 return self._find_predicate(operand)
             case Register():
-                slot, own_width = self._find_register(operand)
+                slot, own_width = self._find_register(operand, width)
                 return self._adapt(out, slot, own_width, width)
             case Immediate(bits=bits) if width == "pred":
                 return ALWAYS_TRUE if bits else ~ALWAYS_TRUE
@@ -261,12 +270,16 @@ class OperandLowering:
             return temporary
         raise MismatchError(f"a {own_width} register where {width} is wanted")
 
-    def _find_register(self, register: Register) -> tuple[int, str]:
+    def _find_register(self, register: Register, width: str) -> tuple[int, str]:
         slot = self.places.slots.get(register.name)
         if slot is None:
             kind = "a predicate" if register.name in self.places.predicates else "not declared"
             raise MismatchError(f"register {register.name} is {kind}")
-        return slot, self.places.widths[register.name]
+        own_width = self.places.widths[register.name]
+        # The parts of a mov's vector of bytes may lie in 16-bit registers.
+        if self._is_exact and own_width != width and width != "b8":
+            raise MismatchError(f"a {own_width} register {register.name} where {width} is wanted")
+        return slot, own_width
 
     def _find_predicate(self, register: Register) -> int:
         index = self.places.predicates.get(register.name)
