@@ -34,6 +34,7 @@ NOTES = frozenset(
     {
         "exit-with-pending-bytes",
         "exit-with-store-in-flight",
+        "shared-of-exited-cta",
         "stale-memory",
         "tensor-memory-released",
         "tensor-memory-unwaited-store",

@@ -7,7 +7,7 @@ namespace halfbyte::gpu {
 
 namespace {
 constexpr uint32_t kMaxBackEdges = Fragment::kMaxBackEdges;
-constexpr double kQuantum = 200;  // cycles a warp may run ahead of the next event
+constexpr double kQuantum = 20;  // cycles a warp may run ahead of the next event
 
 bool waits_for_convergence(const Fragment& fragment) {
   return fragment.state == FragmentState::kWaiting && fragment.wait.kind == WaitKind::kConvergence;
@@ -164,14 +164,14 @@ bool Warp::choose_fragment() {
 }
 
 void Simulation::run_slice(Warp& warp) {
-  const double limit = (heap_.empty() ? warp.time : std::max(warp.time, heap_.front().when)) + kQuantum;
+  slice_limit_ = (heap_.empty() ? warp.time : std::max(warp.time, heap_.front().when)) + kQuantum;
   const Instruction* code = program.instructions.data();
   while (warp.choose_fragment()) {
     bool is_running = true;
     while (is_running) {
       Fragment& fragment = warp.fragment();
       if (fragment.pc >= warp.stop) break;
-      if (warp.time > limit) return enqueue(warp);
+      if (warp.time > slice_limit_) return enqueue(warp);
       const Instruction& in = code[fragment.pc];
       const uint32_t mask = fragment.mask & warp.predicate(in.guard);
       ++instructions;

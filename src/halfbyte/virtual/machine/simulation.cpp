@@ -86,6 +86,7 @@ void Simulation::schedule(double when, std::function<void()> action) {
     actions_[position] = std::move(action);
   }
   push_event({when, next_order_++, nullptr, position});
+  slice_limit_ = std::min(slice_limit_, when);  // what completes is seen by the warp that issued it
 }
 
 void Simulation::run_action(uint32_t position) {

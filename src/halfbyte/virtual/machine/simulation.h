@@ -123,6 +123,7 @@ struct Simulation {
   uint64_t next_order_ = 0;
   Warp* running_ = nullptr;
   double end_time_ = 0;
+  double slice_limit_ = 0;  // cycles; when the running warp lets others run
   uint64_t progress_at_expiry_ = UINT64_MAX;  // when try_waits were last told that their time is over
   int idle_rounds_ = 0;                       // expiries since then without progress
   uint64_t next_cluster_ = 0;
