@@ -146,7 +146,7 @@ def test_a_read_only_array_may_be_read_and_not_written(tmp_path) -> None:
         assert not array.any()
 
 
-def test_a_view_without_a_base_leaves_the_buffer_around_it_alone() -> None:
+def test_a_view_of_another_buffer_leaves_that_buffer_alone() -> None:
     device = Device("b200")
     module = device.load(make_module(STORE, [".u64 p0"]))
     whole = np.zeros(64, np.uint32)
