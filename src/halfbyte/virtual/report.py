@@ -36,6 +36,7 @@ NOTES = frozenset(
         "exit-with-store-in-flight",
         "shared-of-exited-cta",
         "stale-memory",
+        "tensor-memory-lanes",
         "tensor-memory-released",
         "tensor-memory-unwaited-store",
     }

@@ -21,7 +21,14 @@ class FakeMemory:
     freed: list[int] = field(default_factory=list)
 
     def register(
-        self, address: int, nbytes: int, name: str, *, keep: Any = None, stale: bool = False
+        self,
+        address: int,
+        nbytes: int,
+        name: str,
+        *,
+        keep: Any = None,
+        read_only: bool = False,
+        stale: bool = False,
     ) -> None:
         assert address > 0
         if stale:  # rounding behind a buffer, or a buffer just freed

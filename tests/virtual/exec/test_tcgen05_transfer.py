@@ -169,8 +169,6 @@ def test_the_reduction_ignores_nan_unless_asked():
 @pytest.mark.parametrize(
     ("address", "message"),
     [
-        ("shl.b32 %r50, %warp, 20;", "reaches lanes"),
-        ("shl.b32 %r50, %warp, 21; add.u32 %r50, %r50, 0x100000;", "reaches lanes"),
         (
             "shl.b32 %r50, %warp, 21; add.u32 %r50, %r50, 512;",
             "there are 128 lanes and 512 columns",
@@ -178,10 +176,25 @@ def test_the_reduction_ignores_nan_unless_asked():
         ("shl.b32 %r50, %warp, 21; add.u32 %r50, %r50, 511;", "column 512 is not allocated"),
     ],
 )
-def test_a_warp_outside_its_lanes_or_columns_is_a_fault(address, message):
+def test_a_warp_outside_the_columns_is_a_fault(address, message):
     program = TensorProgram(columns=32)
     program.warp_lines = [
         f".reg .b32 %x<2>; {address} tcgen05.ld.sync.aligned.32x32b.x2.b32 {{%x0, %x1}}, [%r50];"
     ]
     with pytest.raises(HalfbyteError, match=message):
         program.run()
+
+
+@pytest.mark.parametrize(
+    "address", ["mov.b32 %r50, 0;", "shl.b32 %r50, %warp, 21; xor.b32 %r50, %r50, 0x200000;"]
+)
+def test_a_warp_reaches_its_own_lanes_whatever_the_address_says(address):
+    program = TensorProgram(columns=32)
+    program.tensor[:] = np.arange(128, dtype=np.uint32)[None, :, None]
+    program.warp_lines = [
+        f".reg .b32 %x<2>; .reg .pred %q; {address}",
+        "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%x0}, [%r50];",
+        "setp.ne.u32 %q, %x0, %thread; @%q trap;",
+    ]
+    _, report = program.run()
+    assert "tensor-memory-lanes" in {finding.kind for finding in report.findings}

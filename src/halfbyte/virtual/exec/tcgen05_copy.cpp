@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "exec/tcgen05_pipe.h"
+#include "exec/tcgen05_product.h"
 #include "machine/number_tables.h"
 #include "machine/shared_descriptor.h"
 
@@ -104,14 +105,6 @@ Outcome tcgen05_cp(Warp& warp, const Instruction& in, uint32_t mask) {
   return Outcome::kNext;
 }
 
-// 32 bytes of each of 31 rows move to the row below; the first row keeps its own.
-void shift_rows(Cta& cta, TensorPlace place) {
-  for (uint32_t row = 31; row > 0; --row) {
-    std::memcpy(cta.tmem().row(place.lane + row) + place.column,
-                cta.tmem().row(place.lane + row - 1) + place.column, 32);
-  }
-}
-
 void shift_for_lane(Warp& warp, const Instruction& in, int lane) {
   constexpr uint32_t kColumns = 8;
   const CtaGroup group = find_cta_group(warp, in, lane, static_cast<uint32_t>(in.attributes[0]));
@@ -125,7 +118,9 @@ void shift_for_lane(Warp& warp, const Instruction& in, int lane) {
     work.write_columns(*group.ctas[i], place.column, kColumns, "tcgen05.shift");
   }
   work.enqueue(31 * 32 / kBytesPerCycle, [group, place] {
-    for (uint32_t i = 0; i < group.count; ++i) shift_rows(*group.ctas[i], place);
+    for (uint32_t i = 0; i < group.count; ++i) {
+      shift_rows_down(group.ctas[i]->tmem(), place.lane, place, kColumns);
+    }
   });
 }
 

@@ -229,9 +229,7 @@ void Product::decode_left(const Block& block, float* values) const {
   uint8_t bytes[kMaxRows * 128];
   if (request_->variant.left_in_tensor_memory) {
     for (uint32_t r = 0; r < block.rows; ++r) {
-      uint32_t lane = block.lane + r;
-      if (request_->variant.shifts_left && lane > 0) --lane;
-      const uint32_t* row = block.cta->tmem().row(lane) + request_->left_place.column;
+      const uint32_t* row = block.cta->tmem().row(block.lane + r) + request_->left_place.column;
       std::memcpy(bytes + r * extent.depth_bytes, row, extent.depth_bytes);
     }
     decode_elements(shape.left, bytes, block.rows * shape.depth, values);
@@ -357,9 +355,23 @@ uint32_t count_right_scale_columns(const MmaRequest& request) {
   return count_scale_columns(request.shape, count_result_columns(request), request.shape.right_scale_byte);
 }
 
+void shift_rows_down(TensorMemory& memory, uint32_t first_lane, TensorPlace place, uint32_t columns) {
+  for (uint32_t lane = first_lane; lane + 1 < first_lane + kPartition; ++lane) {
+    std::memcpy(memory.row(lane) + place.column, memory.row(lane + 1) + place.column,
+                columns * sizeof(uint32_t));
+  }
+}
+
 void multiply(const MmaRequest& request) {
   static thread_local Product product;
   product.run(request);
+  if (!request.variant.shifts_left) return;
+  for (uint32_t i = 0; i < request.group.count; ++i) {  // .ashift: A moves when the product is done
+    TensorMemory& memory = request.group.ctas[i]->tmem();
+    for (uint32_t lane = 0; lane < TensorMemory::kLanes; lane += kPartition) {
+      shift_rows_down(memory, lane, request.left_place, count_left_columns(request));
+    }
+  }
 }
 
 }  // namespace halfbyte::gpu

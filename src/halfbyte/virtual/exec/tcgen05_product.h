@@ -35,4 +35,9 @@ uint32_t count_right_scale_columns(const MmaRequest& request);
 
 void multiply(const MmaRequest& request);
 
+// Rows of one partition of 32 lanes: each takes the next one's columns, the last keeps its own. The
+// direction is that of an NVIDIA example, which was observed on a B200 (CuTe DSL examples,
+// experimental/primitives/tcgen05/1cta_mma_a_from_tmem.py).
+void shift_rows_down(TensorMemory& memory, uint32_t first_lane, TensorPlace place, uint32_t columns);
+
 }  // namespace halfbyte::gpu

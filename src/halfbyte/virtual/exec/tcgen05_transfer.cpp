@@ -52,16 +52,21 @@ uint32_t count_columns(const Transfer& transfer) {
   }
 }
 
-void check_warp_lanes(Warp& warp, const Instruction& in, const Transfer& transfer) {
+// A warp reaches the 32 lanes of its own partition alone, whatever the upper bits of the lane say:
+// kernels are known whose warps all give lane 0. The PTX ISA leaves that undefined.
+void check_warp_lanes(Warp& warp, const Instruction& in, Transfer& transfer) {
   const uint32_t own = 32 * (warp.index % 4);
   const bool is_half_height = transfer.shape != Shape::k32x32b;
   const bool is_legal = transfer.base.lane == own || (is_half_height && transfer.base.lane == own + 16);
   if (is_legal) return;
-  raise_fault(warp, in, -1, "tensor-memory-lanes",
-              format_text("warp %u (number %u of its warpgroup) addresses lane %u; it reaches lanes %u to %u, from "
-                          "lane %u%s on",
-                          warp.index, warp.index % 4, transfer.base.lane, own, own + 31, own,
-                          is_half_height ? " or the middle of them" : ""));
+  warp.simulation->findings.add(
+      "tensor-memory-lanes",
+      format_text("warp %u (number %u of its warpgroup) addresses lane %u; it reaches lanes %u to %u, from "
+                  "lane %u%s on",
+                  warp.index, warp.index % 4, transfer.base.lane, own, own + 31, own,
+                  is_half_height ? " or the middle of them" : ""),
+      warp.place(in));
+  transfer.base.lane = own + (is_half_height ? transfer.base.lane & 16 : 0);
 }
 
 void note_work_in_flight(Warp& warp, const Instruction& in, const Transfer& transfer, bool is_store,

@@ -112,7 +112,9 @@ class DeviceTensors:
         rest = self._buffers[address].size - size if address in self._buffers else 0
         if rest:
             memory = self._runtime.device.memory
-            memory.register(address + size, rest, f"the rounding behind {name}", stale=True)
+            memory.register(
+                address + size, rest, f"the rounding behind {name}", read_only=True, stale=True
+            )
 
     def _free(self, address: int) -> None:
         memory = self._runtime.device.memory
