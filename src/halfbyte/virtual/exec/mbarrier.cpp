@@ -31,6 +31,13 @@ uint32_t own_offset(Warp& warp, const Instruction& in, int lane, uint32_t addres
   return offset;
 }
 
+// Whether an init would leave the barrier as it is: every warp of a CTA runs the same init, and
+// nobody has used the barrier yet.
+bool is_untouched(const Mbarrier& barrier, int64_t count) {
+  return barrier.is_valid && barrier.phase == 0 && barrier.pending_bytes == 0 &&
+         barrier.expected == count && barrier.pending == count && barrier.next_expected == count;
+}
+
 void init_one(Warp& warp, const Instruction& in, int lane, uint32_t offset, uint32_t count) {
   if (count < 1 || count > kMaxMbarrierCount) {
     raise_fault(warp, in, lane, "mbarrier-count-range",
@@ -45,6 +52,8 @@ void init_one(Warp& warp, const Instruction& in, int lane, uint32_t offset, uint
     cta.mbarrier_offsets.push_back(offset);
     cta.mbarriers_begin = std::min(cta.mbarriers_begin, offset);
     cta.mbarriers_end = std::max(cta.mbarriers_end, offset + 8);
+  } else if (is_untouched(barrier, count)) {
+    return;
   } else if (barrier.is_valid) {
     simulation.findings.add("mbarrier-reinitialised",
                             "mbarrier.init on a live mbarrier without mbarrier.inval: " +
