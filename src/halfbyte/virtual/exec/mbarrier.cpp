@@ -118,6 +118,16 @@ void check_incomplete(Warp& warp, const Instruction& in, int lane, const Mbarrie
               "an arrival with .noComplete completes the phase: " + describe_mbarrier(barrier));
 }
 
+// The lanes of one warp arrive together: an arrival of theirs behind the one that completed the phase
+// is one too many, not the first of the next phase.
+void check_phase(Warp& warp, const Instruction& in, int lane, const Mbarrier& barrier, uint64_t phase,
+                 uint32_t mask) {
+  if (barrier.phase == phase) return;
+  raise_fault(warp, in, lane, "over-arrival",
+              format_text("%d lanes of the warp arrive together, more than the phase waits for: %s",
+                          count_lanes(mask), describe_mbarrier(barrier).c_str()));
+}
+
 // Attributes: space, flags. Operands: state, address, count (or transaction bytes). Every lane is an
 // arrival of its own, in lane order.
 Outcome mbarrier_arrive(Warp& warp, const Instruction& in, uint32_t mask) {
@@ -127,10 +137,15 @@ Outcome mbarrier_arrive(Warp& warp, const Instruction& in, uint32_t mask) {
   uint64_t* states = warp.write64(in.operands[0]);
   Mbarrier* barrier = nullptr;
   uint32_t last_address = 0;
+  uint64_t phase = 0;
   for (uint32_t rest = mask; rest; rest &= rest - 1) {
     const int lane = first_lane(rest);
     const uint32_t address = read_mbarrier_address(warp, in, lane, in.operands + 1, space_of(in));
-    if (barrier == nullptr || address != last_address) barrier = &require_mbarrier(warp, in, lane, address);
+    if (barrier == nullptr || address != last_address) {
+      barrier = &require_mbarrier(warp, in, lane, address);
+      phase = barrier->phase;
+    }
+    check_phase(warp, in, lane, *barrier, phase, mask);
     last_address = address;
     const uint32_t amount = amounts == nullptr ? 1 : amounts[lane];
     const uint32_t count = flags & kExpectTx ? 1 : amount;
