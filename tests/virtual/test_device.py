@@ -189,3 +189,10 @@ def test_stale_memory_can_be_read_and_is_noted() -> None:
     assert finding.is_note
     assert finding.count == 32
     assert "the rounding behind x" in finding.message
+
+
+def test_text_with_the_nul_of_a_c_string_is_loaded() -> None:
+    values = np.zeros(32, np.uint32)
+    module = Device("b200").load(make_module(STORE, PARAMETERS) + "\0")
+    module.launch("test", (1, 1, 1), (32, 1, 1), arguments=[values, 3])
+    assert values[31] == 34

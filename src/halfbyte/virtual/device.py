@@ -60,7 +60,7 @@ class DeviceModule:
     def __init__(self, device: Device, ptx: str) -> None:
         """Parse `ptx`, check its target, place its variables; kernels are lowered on first use."""
         self.device = device
-        self.syntax = parse(ptx)
+        self.syntax = parse(ptx.removesuffix("\0"))  # a C string, as the driver takes it
         check_target(self.syntax.target, device.gpu)
         self.addresses = self._place_variables(device.memory)
         self._programs: dict[str, LoadedProgram] = {}

@@ -70,6 +70,11 @@ const Allocation& check_global_range(Warp& warp, const Instruction& in, int lane
                 format_text("%s %llu bytes at 0x%llx of %s, which was freed", what, wide(bytes),
                             wide(address), found->name.c_str()));
   }
+  if (found->is_stale && is_write && found->is_read_only) {
+    raise_fault(warp, in, lane, "out-of-bounds",
+                format_text("%s %llu bytes at 0x%llx, in %s", what, wide(bytes), wide(address),
+                            found->name.c_str()));
+  }
   if (found->is_stale) {
     warp.simulation->findings.add(
         "stale-memory", format_text("%s %llu bytes at 0x%llx, in %s", what, wide(bytes), wide(address),

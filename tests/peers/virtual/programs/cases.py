@@ -50,6 +50,19 @@ def check_same(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual.cpu(), expected.cpu(), rtol=0, atol=0)
 
 
+def check_as_precise(
+    actual: torch.Tensor, same_precision: torch.Tensor, reference: torch.Tensor
+) -> None:
+    """Raise unless `actual` is at most twice as far from `reference` as `same_precision` is.
+
+    For chains of products whose intermediate results are rounded.
+    """
+    exact = reference.double().cpu()
+    error = (actual.double().cpu() - exact).norm()
+    allowed = 2 * (same_precision.double().cpu() - exact).norm()
+    assert error <= allowed, f"error {error:.3g}, {allowed:.3g} is allowed"
+
+
 def check_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     """Raise unless the tensors agree within PyTorch's tolerance for the actual tensor's dtype."""
     torch.testing.assert_close(actual.cpu(), expected.to(actual.dtype).cpu())

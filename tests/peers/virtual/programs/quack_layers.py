@@ -1,7 +1,7 @@
 """quack-kernels: linear layer, MLP and linear cross entropy, forward and backward."""
 
 import torch
-from cases import case, check_close, integers, normals, run_cases
+from cases import case, check_as_precise, check_close, integers, normals, run_cases
 from quack.linear import linear_func
 from quack.linear_cross_entropy import chunked_linear_cross_entropy
 from quack.mlp import mlp_func
@@ -31,11 +31,15 @@ def mlp() -> None:
     gradient = normals((128, 64), BF16)
     out = mlp_func(x, weight1, weight2, activation="gelu_tanh_approx", tuned=False)
     out.backward(gradient)
-    x2, w1, w2 = (t.detach().float().requires_grad_() for t in (x, weight1, weight2))
-    hidden = torch.nn.functional.gelu(x2 @ w1.mT, approximate="tanh")
-    (hidden @ w2.mT).backward(gradient.float())
-    check_close(out, hidden @ w2.mT)
-    check_close(x.grad, x2.grad)
+    found = []
+    for dtype in (BF16, torch.float64):
+        x2, w1, w2 = (t.detach().to(dtype).requires_grad_() for t in (x, weight1, weight2))
+        out2 = torch.nn.functional.gelu(x2 @ w1.mT, approximate="tanh") @ w2.mT
+        out2.backward(gradient.to(dtype))
+        found.append((out2.detach(), x2.grad))
+    (same_out, same_grad), (exact_out, exact_grad) = found
+    check_as_precise(out.detach(), same_out, exact_out)
+    check_as_precise(x.grad, same_grad, exact_grad)
 
 
 @case
