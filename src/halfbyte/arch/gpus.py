@@ -23,9 +23,11 @@ class Gpu:
         capability: compute capability (major, minor).
         shared_bytes_per_sm: shared memory of one SM, system-reserved parts included.
         shared_bytes_per_cta: the most a kernel can opt in to.
+        default_shared_bytes_per_cta: what a kernel has without opting in.
         reserved_shared_bytes: of each CTA, used by the system.
         tensor_memory_columns: 0 where there is no tensor memory.
         max_cluster: CTAs per cluster without opting in to non-portable sizes.
+        max_cluster_opted_in: with it.
     """
 
     name: str
@@ -42,7 +44,13 @@ class Gpu:
     max_warps_per_sm: int = 64
     max_ctas_per_sm: int = 32
     max_cluster: int = 8
+    max_cluster_opted_in: int = 16
     max_threads_per_cta: int = 1024
+    max_block: tuple[int, int, int] = (1024, 1024, 64)
+    max_grid: tuple[int, int, int] = (2**31 - 1, 65535, 65535)
+    default_shared_bytes_per_cta: int = 48 * KIB
+    constant_bytes: int = 64 * KIB
+    local_bytes_per_thread: int = 512 * KIB
     registers_per_sm: int = 65536
     reserved_shared_bytes: int = KIB
     warp_size: int = 32

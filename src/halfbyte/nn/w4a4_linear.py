@@ -211,7 +211,7 @@ class W4A4Linear(nn.Module):
                 )
             return result
 
-        super()._apply(apply, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(apply, recurse)  # type: ignore[no-untyped-call]  # torch gives it no types
         return self
 
     def _load_from_state_dict(

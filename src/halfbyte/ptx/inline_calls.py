@@ -261,8 +261,9 @@ class _Inliner:
         line = instruction.line
         operands = list(instruction.operands)
         results: tuple[Operand, ...] = ()
-        if operands and isinstance(operands[0], ArgumentList):
-            results = operands.pop(0).items  # type: ignore[union-attr]
+        if operands and isinstance(first := operands[0], ArgumentList):
+            results = first.items
+            del operands[0]
         target = operands.pop(0) if operands else None
         if not isinstance(target, Symbol):
             raise PtxError(

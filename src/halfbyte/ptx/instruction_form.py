@@ -22,11 +22,12 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from halfbyte.ptx.syntax import Address, Immediate, Pair, TensorAddress, Vector
 
 Convergence = Literal["none", "aligned", "membermask"]
+OperandKind = Literal["value", "pair", "address", "tensor_address", "label", "imm", "func", "any"]
 
 WIDTHS = {"b8": 8, "b16": 16, "b32": 32, "b64": 64, "b128": 128, "pred": 1}
 
@@ -46,7 +47,7 @@ TYPE_WIDTHS = {
 class OperandPattern:
     """One item of a form's operand pattern; `kind` says how the syntax looks, `width` the bits."""
 
-    kind: Literal["value", "pair", "address", "tensor_address", "label", "imm", "func", "any"]
+    kind: OperandKind
     width: str = "b32"
     count: int = 1
     is_vector: bool = False
@@ -121,7 +122,7 @@ def _parse_item(item: str) -> OperandPattern:
     if match["width"]:
         count = int(match["count"] or 1)
         return OperandPattern("value", match["width"], count, bool(match["count"]), **flags)
-    return OperandPattern(match["word"], **flags)  # type: ignore[arg-type]
+    return OperandPattern(cast(OperandKind, match["word"]), **flags)
 
 
 def choose_form(form: InstructionForm, operands: tuple[object, ...]) -> InstructionForm:

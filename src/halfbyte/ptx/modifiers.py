@@ -6,10 +6,8 @@ what the words mean is the family's business. Order within an opcode is kept ins
 compilers spell some forms (`cp.async.bulk.tensor`) in more than one order.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-
-Modifiers = Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)

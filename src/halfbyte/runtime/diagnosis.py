@@ -157,11 +157,11 @@ def describe_torch(torch: ModuleType | None) -> str:
     """Return "CPU build", "CUDA 13.0 build" or why torch is absent."""
     if torch is None:
         return "torch is not usable"
-    version = getattr(torch, "version", None)
+    version: Any = getattr(torch, "version", None)
     if getattr(version, "cuda", None):
-        return f"CUDA {version.cuda} build"  # type: ignore[union-attr]
+        return f"CUDA {version.cuda} build"
     if getattr(version, "hip", None):
-        return f"ROCm {version.hip} build"  # type: ignore[union-attr]
+        return f"ROCm {version.hip} build"
     return "CPU build"
 
 

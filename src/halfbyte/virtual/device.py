@@ -139,7 +139,8 @@ class DeviceModule:
 
     def _lower(self, kernel: Kernel) -> Program:
         body = inline_calls(self.syntax, kernel)
-        return lower_kernel(self.syntax, body, make_layout(self.syntax, body), self.addresses)
+        layout = make_layout(self.syntax, body, self.device.gpu.reserved_shared_bytes)
+        return lower_kernel(self.syntax, body, layout, self.addresses)
 
     def _place_variables(self, memory: DeviceMemory) -> dict[str, int]:
         variables = [v for v in self.syntax.globals if v.space in ("global", "const")]
@@ -180,11 +181,8 @@ def check_parameters(program: Program, parameters: Any) -> bytes:
 
 
 def check_variables(variables: Sequence[Variable], gpu: Gpu) -> None:
-    """Raise PtxError for variables that the GPU has no room for.
-
-    Constant memory is 64 KiB (PTX ISA, "Constant State Space").
-    """
-    for space, limit in (("const", 64 * 1024), ("global", gpu.memory_bytes)):
+    """Raise PtxError for variables that the GPU has no room for."""
+    for space, limit in (("const", gpu.constant_bytes), ("global", gpu.memory_bytes)):
         nbytes = 0
         for variable in variables:
             nbytes += variable.size_bytes if variable.space == space else 0

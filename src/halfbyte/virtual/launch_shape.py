@@ -12,11 +12,6 @@ from halfbyte.virtual.lowering import Program
 from halfbyte.virtual.plain_values import read_integer, read_integers
 
 Triple = tuple[int, int, int]
-# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
-_MAX_GRID = (2**31 - 1, 65535, 65535)
-_MAX_BLOCK_Z = 64
-_MAX_CLUSTER = 16  # with the opt-in to non-portable sizes
-MAX_LOCAL_BYTES = 512 * 1024  # per thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +81,9 @@ def check_launch(kernel: Kernel, program: Program, shape: LaunchShape, gpu: Gpu)
                 raise UsageError(f"{name}: block {shape.block}, but .{directive} says {full}")
     if any(g % c for g, c in zip(shape.grid, shape.cluster, strict=True)):
         raise UsageError(f"{name}: grid {shape.grid} is no multiple of cluster {shape.cluster}")
-    if math.prod(shape.cluster) > _MAX_CLUSTER:
-        raise UsageError(f"{name}: cluster {shape.cluster} has more than {_MAX_CLUSTER} CTAs")
+    if math.prod(shape.cluster) > gpu.max_cluster_opted_in:
+        most = gpu.max_cluster_opted_in
+        raise UsageError(f"{name}: cluster {shape.cluster} has more than {most} CTAs")
     required = kernel.find_directive("reqnctapercluster")
     if required and shape.cluster != tuple(required) + (1,) * (3 - len(required)):
         raise UsageError(f"{name}: cluster {shape.cluster}, but .reqnctapercluster says {required}")
@@ -100,19 +96,20 @@ def check_launch(kernel: Kernel, program: Program, shape: LaunchShape, gpu: Gpu)
             f"{name}: {static} bytes of static and {shape.dynamic_shared} of dynamic shared "
             f"memory: {gpu.name} has {gpu.shared_bytes_per_cta} per CTA ({over} too many)"
         )
-    if program.local_bytes > MAX_LOCAL_BYTES:
+    if program.local_bytes > gpu.local_bytes_per_thread:
         raise UsageError(
-            f"{name}: {program.local_bytes} bytes of local memory per thread, {MAX_LOCAL_BYTES} "
-            "are allowed"
+            f"{name}: {program.local_bytes} bytes of local memory per thread, "
+            f"{gpu.local_bytes_per_thread} are allowed"
         )
 
 
 def _check_limits(name: str, shape: LaunchShape, gpu: Gpu) -> None:
-    if any(size > limit for size, limit in zip(shape.grid, _MAX_GRID, strict=True)):
-        raise UsageError(f"{name}: grid {shape.grid} is over {_MAX_GRID}")
     if shape.threads > gpu.max_threads_per_cta:
         raise UsageError(
             f"{name}: {shape.threads} threads per CTA, {gpu.max_threads_per_cta} are allowed"
         )
-    if shape.block[2] > _MAX_BLOCK_Z:
-        raise UsageError(f"{name}: block {shape.block} is over {_MAX_BLOCK_Z} along z")
+    limits = (("grid", shape.grid, gpu.max_grid), ("block", shape.block, gpu.max_block))
+    for what, sizes, most in limits:
+        for axis, size, limit in zip("xyz", sizes, most, strict=True):
+            if size > limit:
+                raise UsageError(f"{name}: {what} {sizes} is over {limit} along {axis}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from halfbyte.errors import MissingDependencyError
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 LEVELS = ("avx512", "avx2", "generic")  # best first
 _FOLDER = Path(__file__).parent
 _REQUIRED_FLAGS = {
@@ -39,9 +39,11 @@ class LaunchConfig(ctypes.Structure):
         ("shared_poison", ctypes.c_uint32),
         ("latency_seed", ctypes.c_uint32),
         ("reverse_warps", ctypes.c_uint32),
-        ("max_shared_bytes", ctypes.c_uint32),
+        ("reserved_shared_bytes", ctypes.c_uint32),
+        ("max_warps_per_sm", ctypes.c_uint32),
         ("tensor_memory_columns", ctypes.c_uint32),
         ("compute_capability", ctypes.c_uint32),
+        ("clock_hz", ctypes.c_double),
         ("print", PrintCallback),
         ("poll", PollCallback),
     )

@@ -1,6 +1,5 @@
 """The global memory of a virtual GPU: host buffers that kernels may touch, by address."""
 
-import ctypes
 import threading
 import weakref
 from dataclasses import dataclass
@@ -132,8 +131,3 @@ def make_aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
     block = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -block.ctypes.data % ALIGNMENT
     return block[start : start + nbytes]
-
-
-def copy_from_host(address: int, nbytes: int) -> bytes:
-    """Return the bytes at a host address."""
-    return ctypes.string_at(address, nbytes)

@@ -34,5 +34,5 @@ def virtual_gpu(request: pytest.FixtureRequest) -> Iterator[cuda]:
     with cuda(name) as session:
         yield session
     all_found = [finding for record in session.log for finding in record.findings]
-    found = [str(one) for one in all_found if not getattr(one, "is_note", False)]
+    found = [str(one) for one in all_found if not one.is_note]
     assert not found, "the virtual GPU reports:\n" + "\n".join(found)

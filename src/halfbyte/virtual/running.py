@@ -23,6 +23,7 @@ from halfbyte.virtual.library import (
     take_text,
 )
 from halfbyte.virtual.lowering import Program
+from halfbyte.virtual.occupancy import count_ctas_per_sm, count_resident_clusters
 from halfbyte.virtual.report import LaunchReport, read_result
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def _make_config(
         block=shape.block,
         cluster=shape.cluster,
         dynamic_shared_bytes=shape.dynamic_shared,
-        max_resident_clusters=count_resident_clusters(gpu, program, shape),
+        max_resident_clusters=max(1, count_resident(gpu, program, shape)),
         num_sms=gpu.num_sms,
         parameters=parameters,
         parameter_bytes=len(parameters),
@@ -149,22 +150,16 @@ def _make_config(
         shared_poison=options.shared_poison,
         latency_seed=options.latency_seed,
         reverse_warps=options.reverse_warps,
-        max_shared_bytes=gpu.shared_bytes_per_cta,
+        reserved_shared_bytes=gpu.reserved_shared_bytes,
+        max_warps_per_sm=gpu.max_warps_per_sm,
         tensor_memory_columns=gpu.tensor_memory_columns,
         compute_capability=gpu.number,
+        clock_hz=gpu.clock,
     )
 
 
-def count_resident_clusters(gpu: Gpu, program: Program, shape: "LaunchShape") -> int:
-    """Return how many clusters run at once: threads, CTA slots and shared memory of the SMs.
-
-    Registers are not counted: how many a thread needs is decided after PTX.
-    """
-    warps = -(-shape.threads // gpu.warp_size)
-    shared = max(program.static_shared_end, gpu.reserved_shared_bytes) + shape.dynamic_shared
-    ctas_per_sm = min(
-        gpu.max_ctas_per_sm,
-        gpu.max_warps_per_sm // warps,
-        gpu.shared_bytes_per_sm // shared,
-    )
-    return max(1, gpu.num_sms * max(1, ctas_per_sm) // math.prod(shape.cluster))
+def count_resident(gpu: Gpu, program: Program, shape: "LaunchShape") -> int:
+    """Return how many clusters of a launch run at once."""
+    shared = program.static_shared_end - gpu.reserved_shared_bytes + shape.dynamic_shared
+    ctas_per_sm = max(1, count_ctas_per_sm(gpu, shape.threads, shared))
+    return count_resident_clusters(gpu, math.prod(shape.cluster), ctas_per_sm)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from halfbyte.arch import find_gpu
+from halfbyte.virtual.memory import make_aligned_bytes
 
 _BYTES = {"b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "b32": 4, "u32": 4, "s32": 4, "f32": 4}
 _PARAMETER = re.compile(
@@ -36,6 +37,12 @@ class FakeMemory:
                 self.freed.append(address)
             return
         self.buffers[address] = SimpleNamespace(nbytes=nbytes, name=name)
+
+    def allocate(self, nbytes: int, name: str) -> Any:
+        array = make_aligned_bytes(nbytes)
+        array.fill(0xAB)
+        self.register(array.ctypes.data, nbytes, name, keep=array)
+        return array
 
     def unregister(self, address: int) -> None:
         assert self.buffers.pop(address, None) is not None, f"{address:#x} is not registered"

@@ -125,10 +125,10 @@ def test_memory_is_aligned_registered_poisoned_and_freed_once(
     assert address.value is not None
     assert address.value % 256 == 0
     assert device.memory.buffers[address.value].nbytes == 1000
-    assert ctypes.string_at(address.value, 1000) == b"\xa5" * 1000
+    assert ctypes.string_at(address.value, 1000) == b"\xab" * 1000
     assert runtime._cudaMemcpy(address, b"abcd", 4, 1) == 0
     assert runtime._cudaMemset(address.value + 4, 7, 2) == 0
-    assert ctypes.string_at(address.value, 7) == b"abcd\x07\x07\xa5"
+    assert ctypes.string_at(address.value, 7) == b"abcd\x07\x07\xab"
     assert runtime._cudaFree(address) == 0
     assert device.memory.freed == [address.value]
     assert runtime._cudaFree(address) == LAUNCH_FAILURE

@@ -6,8 +6,6 @@ from typing import Any
 
 from halfbyte.virtual.driver.attributes import (
     DRIVER_VERSION,
-    count_resident_blocks,
-    count_resident_clusters,
 )
 from halfbyte.virtual.driver.calls import get_kernel_attribute, set_kernel_attribute
 from halfbyte.virtual.driver.images import read_image, read_image_file
@@ -18,6 +16,7 @@ from halfbyte.virtual.driver.launches import (
     read_parameters,
 )
 from halfbyte.virtual.driver.runtime import Event, Kernel, Recording, VirtualRuntime
+from halfbyte.virtual.occupancy import count_ctas_per_sm, count_resident_clusters
 
 
 def find_address(value: Any) -> int:
@@ -44,7 +43,7 @@ class Operations:
     def __init__(self, runtime: VirtualRuntime) -> None:
         """Act on `runtime`."""
         self.runtime = runtime
-        self.facts = runtime.facts
+        self.gpu = runtime.gpu
 
     def ignore(self, *_: Any, **__: Any) -> None:
         """Do nothing."""
@@ -63,7 +62,7 @@ class Operations:
 
     def get_memory_info(self, *_: Any) -> tuple[int, int]:
         """Return free and total bytes; the host's memory is the true limit."""
-        return self.facts.memory_bytes, self.facts.memory_bytes
+        return self.gpu.memory_bytes, self.gpu.memory_bytes
 
     def copy(self, target: Any, source: Any, size: int, *_: Any) -> None:
         """Copy bytes between any two addresses or buffers."""
@@ -135,14 +134,14 @@ class Operations:
 
     def count_blocks(self, kernel: Any, threads: int, shared_bytes: int, *_: Any) -> int:
         """Return the blocks resident on one multiprocessor."""
-        return count_resident_blocks(self.facts, threads, shared_bytes)
+        return count_ctas_per_sm(self.gpu, threads, shared_bytes)
 
     def count_clusters(self, kernel: Any, config: Any) -> int:
         """Return the clusters resident on the device."""
         x, y, z = find_cluster(_read_attributes(config)) or (1, 1, 1)
         threads = config.blockDimX * config.blockDimY * config.blockDimZ
-        per_sm = count_resident_blocks(self.facts, threads, config.sharedMemBytes)
-        return count_resident_clusters(self.facts, x * y * z, per_sm)
+        per_sm = count_ctas_per_sm(self.gpu, threads, config.sharedMemBytes)
+        return count_resident_clusters(self.gpu, x * y * z, per_sm)
 
     def launch(self, kernel: Any, *arguments: Any) -> None:
         """Launch as cuLaunchKernel does: six dimensions, shared bytes, stream, parameters."""

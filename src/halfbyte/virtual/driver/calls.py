@@ -13,8 +13,6 @@ from halfbyte.virtual.driver.attributes import (
     KERNEL_MAX_DYNAMIC_SHARED_BYTES,
     KERNEL_MAX_THREADS,
     KERNEL_STATIC_SHARED_BYTES,
-    count_resident_blocks,
-    count_resident_clusters,
 )
 from halfbyte.virtual.driver.images import read_image, read_image_file
 from halfbyte.virtual.driver.launches import (
@@ -27,6 +25,7 @@ from halfbyte.virtual.driver.launches import (
 )
 from halfbyte.virtual.driver.runtime import CudaError, Event, Kernel, Recording, VirtualRuntime
 from halfbyte.virtual.driver.tensor_maps import encode_tiled
+from halfbyte.virtual.occupancy import count_ctas_per_sm, count_resident_clusters
 
 SUCCESS = 0
 INVALID_VALUE = 1
@@ -132,7 +131,7 @@ def get_kernel_attribute(runtime: VirtualRuntime, kernel: Kernel, attribute: int
         return runtime.attributes[1]
     if attribute == KERNEL_STATIC_SHARED_BYTES:
         program = runtime.load_module(kernel.library).find_program(kernel.name).program
-        return max(0, int(program.static_shared_end) - runtime.facts.reserved_shared_bytes)
+        return max(0, int(program.static_shared_end) - runtime.gpu.reserved_shared_bytes)
     return 0
 
 
@@ -146,7 +145,7 @@ def set_kernel_attribute(
     runtime: VirtualRuntime, kernel: Kernel, attribute: int, value: int
 ) -> int | None:
     """Set an attribute; more shared memory than the GPU has is refused with an error code."""
-    limit = runtime.facts.shared_bytes_per_block
+    limit = runtime.gpu.shared_bytes_per_cta
     if attribute == KERNEL_MAX_DYNAMIC_SHARED_BYTES and value > limit:
         return INVALID_VALUE
     kernel.attributes[attribute] = value
@@ -154,7 +153,7 @@ def set_kernel_attribute(
 
 
 def _occupancy_max_active_blocks(runtime: VirtualRuntime, words: Sequence[int]) -> None:
-    blocks = count_resident_blocks(runtime.facts, _signed(words[2]), words[3])
+    blocks = count_ctas_per_sm(runtime.gpu, _signed(words[2]), words[3])
     _store_int(words[0], blocks)
 
 
@@ -162,8 +161,8 @@ def _occupancy_max_active_clusters(runtime: VirtualRuntime, words: Sequence[int]
     config = LaunchConfig.from_address(words[2])
     x, y, z = find_cluster(read_attributes(config)) or (1, 1, 1)
     block_x, block_y, block_z = config.block
-    per_sm = count_resident_blocks(runtime.facts, block_x * block_y * block_z, config.shared_bytes)
-    _store_int(words[0], count_resident_clusters(runtime.facts, x * y * z, per_sm))
+    per_sm = count_ctas_per_sm(runtime.gpu, block_x * block_y * block_z, config.shared_bytes)
+    _store_int(words[0], count_resident_clusters(runtime.gpu, x * y * z, per_sm))
 
 
 def _device_get_attribute(runtime: VirtualRuntime, words: Sequence[int]) -> None:

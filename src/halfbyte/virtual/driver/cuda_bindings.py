@@ -57,7 +57,7 @@ def _typed(kind: Any, call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _make_driver_table(operations: Operations, driver: Any) -> Table:
-    facts = operations.facts
+    gpu = operations.gpu
 
     table: Table = {
         "cuInit": operations.ignore,
@@ -65,9 +65,9 @@ def _make_driver_table(operations: Operations, driver: Any) -> Table:
         "cuDeviceGetCount": lambda: 1,
         "cuDeviceGet": _typed(driver.CUdevice, operations.get_zero),
         "cuCtxGetDevice": _typed(driver.CUdevice, operations.get_zero),
-        "cuDeviceGetName": lambda length, device: facts.name.encode()[:length],
-        "cuDeviceTotalMem": lambda device: facts.memory_bytes,
-        "cuDeviceComputeCapability": lambda device: (facts.major, facts.minor),
+        "cuDeviceGetName": lambda length, device: gpu.device_name.encode()[:length],
+        "cuDeviceTotalMem": lambda device: gpu.memory_bytes,
+        "cuDeviceComputeCapability": lambda device: (gpu.capability[0], gpu.capability[1]),
         "cuDeviceGetAttribute": operations.get_device_attribute,
         "cuDeviceCanAccessPeer": operations.get_zero,
         "cuGetErrorName": lambda error: error.name.encode(),
@@ -122,9 +122,7 @@ def _make_kernel_table(operations: Operations, driver: Any) -> Table:
         "cuModuleGetGlobal": get_pointer_pair,
         "cuFuncSetAttribute": operations.set_kernel_attribute,
         "cuFuncGetAttribute": operations.get_kernel_attribute,
-        "cuOccupancyAvailableDynamicSMemPerBlock": lambda *_: (
-            operations.facts.shared_bytes_per_block
-        ),
+        "cuOccupancyAvailableDynamicSMemPerBlock": lambda *_: operations.gpu.shared_bytes_per_cta,
         "cuOccupancyMaxActiveBlocksPerMultiprocessor": operations.count_blocks,
         "cuOccupancyMaxActiveClusters": operations.count_clusters,
         "cuLaunchKernel": operations.launch,

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from halfbyte.virtual.driver.attributes import count_resident_clusters
 from halfbyte.virtual.driver.benchmarks import measure_once_ms
 from halfbyte.virtual.driver.images import FAT_BINARY_MAGIC, add_ptx
 from halfbyte.virtual.driver.patching import Patches
 from halfbyte.virtual.driver.runtime import VirtualRuntime
+from halfbyte.virtual.occupancy import count_resident_clusters
 
 _IMAGE_START = FAT_BINARY_MAGIC.to_bytes(4, "little")
 _DUMP_OPTION = "dump-ptx-path"
@@ -67,8 +67,8 @@ def patch_cute_dsl(
 def _patch_environment_managers(patches: Patches, runtime: VirtualRuntime) -> None:
     """Set the target where CuTe DSL was imported, and its environment read, before the session."""
     manager = importlib.import_module("cutlass.cutlass_dsl").CuTeDSL._get_dsl().envar
-    if manager.arch != runtime.facts.target:
-        patches.set(manager, "arch", runtime.facts.target)
+    if manager.arch != runtime.gpu.target:
+        patches.set(manager, "arch", runtime.gpu.target)
 
 
 def _keep_ptx(compile_module: Callable[..., Any]) -> Callable[..., Any]:
@@ -170,7 +170,7 @@ def _make_cluster_query(runtime: VirtualRuntime) -> Callable[..., int]:
         """Return the clusters resident at once, one block per multiprocessor."""
         if not 0 < cluster_size <= 32:
             raise ValueError(f"Cluster size must be between 1 and 32, {cluster_size} is not")
-        return count_resident_clusters(runtime.facts, cluster_size, 1)
+        return count_resident_clusters(runtime.gpu, cluster_size, 1)
 
     return get_max_active_clusters
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from halfbyte.virtual.report import Finding
+
 # cudaLaunchAttributeID, public enumeration of the CUDA runtime
 ATTRIBUTE_COOPERATIVE = 2
 ATTRIBUTE_CLUSTER_DIMENSION = 4
-ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6
-ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION = 11
 _ATTRIBUTE_BYTES = 72  # u32 id, 4 bytes of padding, 64 bytes of value
 
 Dimensions = tuple[int, int, int]
@@ -100,9 +100,10 @@ class LaunchRecord:
         index: 0 for the program's first launch.
         request: what was asked for.
         instructions: warp instructions run; 0 where the launch failed.
-        cycles: predicted cycles, None where nothing predicts them.
+        cycles: of the clock that orders events, not calibrated and no prediction; None where the
+            launch did not begin.
         seconds: time on this computer.
-        findings: what the checks reported, as the core's records.
+        findings: what was found, notes included.
         fault: the error that ended the launch, or None.
     """
 
@@ -111,7 +112,7 @@ class LaunchRecord:
     instructions: int
     cycles: int | None
     seconds: float
-    findings: tuple[Any, ...] = ()
+    findings: tuple[Finding, ...] = ()
     fault: BaseException | None = None
 
 

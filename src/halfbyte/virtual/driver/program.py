@@ -1,7 +1,6 @@
 """Runs an unmodified Python program on the virtual GPU and says what its launches did."""
 
 import contextlib
-import dataclasses
 import linecache
 import os
 import runpy
@@ -47,7 +46,7 @@ class ProgramRun:
         """Return the number of findings, notes apart, and faults of all launches."""
         found = (finding for one in self.log for finding in one.findings)
         faults = sum(one.fault is not None for one in self.log)
-        return faults + sum(not getattr(finding, "is_note", False) for finding in found)
+        return faults + sum(not finding.is_note for finding in found)
 
     def to_json(self) -> dict[str, Any]:
         """Return the run as JSON-ready values."""
@@ -78,15 +77,9 @@ def make_launch_json(record: LaunchRecord) -> dict[str, Any]:
         "instructions": record.instructions,
         "cycles": record.cycles,
         "seconds": record.seconds,
-        "findings": [_make_json(finding) for finding in record.findings],
+        "findings": [finding.to_json() for finding in record.findings],
         "fault": None if record.fault is None else describe_fault(record.fault),
     }
-
-
-def _make_json(finding: Any) -> Any:
-    if hasattr(finding, "to_json"):
-        return finding.to_json()
-    return dataclasses.asdict(finding) if dataclasses.is_dataclass(finding) else str(finding)  # type: ignore[arg-type]
 
 
 def describe_fault(fault: BaseException) -> str:

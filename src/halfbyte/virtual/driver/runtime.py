@@ -13,19 +13,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from halfbyte.arch import Gpu
 from halfbyte.errors import HalfbyteError
 from halfbyte.virtual.driver.attributes import (
     KERNEL_MAX_DYNAMIC_SHARED_BYTES,
-    DeviceFacts,
-    count_resident_blocks,
     make_device_attributes,
-    read_device_facts,
 )
 from halfbyte.virtual.driver.images import PtxStore
 from halfbyte.virtual.driver.launches import LaunchLog, LaunchRecord, LaunchRequest, run_launch
+from halfbyte.virtual.occupancy import count_ctas_per_sm
 
 COOPERATIVE_LAUNCH_TOO_LARGE = 720  # cudaErrorCooperativeLaunchTooLarge
-ALIGNMENT = 256  # bytes, of every allocation, as cudaMalloc gives
 _SHORTEST_EVENT_MS = 1e-3  # two events without work between them; programs divide by it
 
 
@@ -73,7 +71,7 @@ class VirtualRuntime:
 
     Attributes:
         device: the `halfbyte.virtual.Device`.
-        facts: what the runtime tells about it.
+        gpu: its record.
         log: every launch so far.
         ptx_store: the PTX of images that do not carry it.
         options: passed to each launch; None for the core's own.
@@ -84,8 +82,8 @@ class VirtualRuntime:
         """Start with nothing loaded or allocated."""
         self.device = device
         self.options = options
-        self.facts: DeviceFacts = read_device_facts(device.gpu)
-        self.attributes = make_device_attributes(self.facts)
+        self.gpu: Gpu = device.gpu
+        self.attributes = make_device_attributes(self.gpu)
         self.log = LaunchLog()
         self.ptx_store = PtxStore()
         self.fault: BaseException | None = None
@@ -182,26 +180,27 @@ class VirtualRuntime:
         self.submit(lambda: self._run(kernel, request))
 
     def _check_shared_bytes(self, kernel: Kernel, request: LaunchRequest) -> None:
-        limit = kernel.attributes.get(KERNEL_MAX_DYNAMIC_SHARED_BYTES, 48 * 1024)
-        limit = min(max(limit, 48 * 1024), self.facts.shared_bytes_per_block)
+        limit = kernel.attributes.get(KERNEL_MAX_DYNAMIC_SHARED_BYTES, 0)
+        limit = max(limit, self.gpu.default_shared_bytes_per_cta)
+        limit = min(limit, self.gpu.shared_bytes_per_cta)
         if request.dynamic_shared > limit:
             raise HalfbyteError(
                 f"{request.kernel} asks for {request.dynamic_shared} bytes of dynamic shared "
                 f"memory; the kernel allows {limit} (cudaFuncSetAttribute raises it up to "
-                f"{self.facts.shared_bytes_per_block})"
+                f"{self.gpu.shared_bytes_per_cta})"
             )
 
     def _check_cooperative(self, request: LaunchRequest) -> None:
         if not request.is_cooperative:
             return
         threads = request.block[0] * request.block[1] * request.block[2]
-        per_sm = count_resident_blocks(self.facts, threads, request.dynamic_shared)
+        per_sm = count_ctas_per_sm(self.gpu, threads, request.dynamic_shared)
         blocks = request.grid[0] * request.grid[1] * request.grid[2]
-        if blocks > per_sm * self.facts.multiprocessors:
+        if blocks > per_sm * self.gpu.num_sms:
             raise CudaError(
                 COOPERATIVE_LAUNCH_TOO_LARGE,
                 f"{request.kernel}: a cooperative launch of {blocks} blocks; "
-                f"{per_sm * self.facts.multiprocessors} are resident at once",
+                f"{per_sm * self.gpu.num_sms} are resident at once",
             )
 
     def _run(self, kernel: Kernel, request: LaunchRequest) -> None:
@@ -215,7 +214,7 @@ class VirtualRuntime:
 
     def _measure_ms(self, record: LaunchRecord) -> float:
         if record.cycles is not None:
-            return record.cycles / self.facts.clock_khz
+            return record.cycles / self.gpu.clock * 1e3
         return record.seconds * 1e3
 
     def submit(self, action: Callable[[], None]) -> None:
@@ -228,12 +227,11 @@ class VirtualRuntime:
     # Memory: host memory, registered with the device.
 
     def allocate(self, size: int, name: str = "") -> int:
-        """Return the address of `size` bytes, aligned to 256, filled with 0xA5."""
-        buffer = np.full(max(size, 1) + ALIGNMENT, 0xA5, np.uint8)
-        address = -(-buffer.ctypes.data // ALIGNMENT) * ALIGNMENT
+        """Return the address of `size` poisoned bytes, aligned as CUDA aligns its own."""
+        buffer = self.device.memory.allocate(size, name or f"cudaMalloc({size})")
+        address = int(buffer.ctypes.data)
         self._buffers[address] = buffer
-        self.device.memory.register(address, size, name or f"cudaMalloc({size})", keep=buffer)
-        return int(address)
+        return address
 
     def release(self, address: int) -> None:
         """Free what `allocate` returned; 0 is ignored.
@@ -252,8 +250,7 @@ class VirtualRuntime:
     def owns(self, address: int) -> bool:
         """Whether an address lies in memory that the program allocated through CUDA."""
         return any(
-            start <= address < start + len(buffer) - ALIGNMENT
-            for start, buffer in self._buffers.items()
+            start <= address < start + len(buffer) for start, buffer in self._buffers.items()
         )
 
     def copy(self, target: int, source: int, size: int) -> None:

@@ -73,7 +73,7 @@ class cuda:  # noqa: N801 - reads as the device that programs name
 
         self._stand_in = StandIn(self._answer)
         environment = make_environment(
-            self.runtime.facts.target, self._stand_in.path, find_cache_folder()
+            self.runtime.gpu.target, self._stand_in.path, find_cache_folder()
         )
         for name, value in environment.items():
             self._patches.set_environment(name, value)

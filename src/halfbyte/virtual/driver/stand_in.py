@@ -10,7 +10,6 @@ from halfbyte.errors import MissingDependencyError
 LIBRARY_PATH = Path(__file__).with_name("_cuda_runtime_stand_in.so")
 
 # (name of the call, its words, how many) -> CUDA error code
-Hook = Callable[[bytes, int, int], int]
 _HOOK = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint64), ctypes.c_int32
 )

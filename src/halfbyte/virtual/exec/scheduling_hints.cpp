@@ -4,8 +4,7 @@
 namespace halfbyte::gpu {
 namespace {
 
-constexpr double kCyclesPerNanosecond = 1.85;  // near the boost clock of the GPUs modelled
-constexpr uint32_t kLineBytes = 128;           // size of discard and applypriority, PTX ISA
+constexpr uint32_t kLineBytes = 128;  // size of discard and applypriority, PTX ISA
 
 // Fences order memory; this machine performs memory operations in program order.
 Outcome no_operation(Warp&, const Instruction&, uint32_t) { return Outcome::kNext; }
@@ -29,7 +28,7 @@ Outcome nanosleep(Warp& warp, const Instruction& in, uint32_t mask) {
   const uint32_t* nanoseconds = warp.read32(in.operands[0]);
   uint32_t longest = 0;
   for_lanes(mask, [&](int lane) { longest = nanoseconds[lane] > longest ? nanoseconds[lane] : longest; });
-  warp.time += longest * kCyclesPerNanosecond;
+  warp.time += longest * 1e-9 * warp.simulation->config.clock_hz;
   return Outcome::kYield;
 }
 

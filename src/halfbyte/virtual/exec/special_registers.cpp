@@ -17,13 +17,6 @@ enum Special : int64_t {
   kPm, kPm64 = kPm + 8, kEnvreg = kPm64 + 8, kReservedSmemOffset = kEnvreg + 32,
 };
 
-constexpr uint32_t kReservedShared = 1024;  // the first bytes of a CTA's shared memory
-// Cycles per nanosecond of the virtual clock behind %globaltimer.
-constexpr double kClocksPerNanosecond = 1.8;
-
-// Warps an SM can hold (CUDA C++ Programming Guide, "Technical Specifications per CC").
-uint32_t count_warp_slots(uint32_t compute_capability) { return compute_capability >= 120 ? 48 : 64; }
-
 uint32_t find_sm(const Warp& warp) {
   const LaunchConfig& config = warp.simulation->config;
   const uint32_t* id = warp.cta->id;
@@ -49,11 +42,11 @@ uint32_t read_vector(const Warp& warp, int64_t which, uint32_t axis) {
 uint64_t read_uniform(const Warp& warp, int64_t which) {
   const LaunchConfig& config = warp.simulation->config;
   const uint64_t clock = static_cast<uint64_t>(warp.time);
-  const uint64_t nanoseconds = static_cast<uint64_t>(warp.time / kClocksPerNanosecond);
+  const uint64_t nanoseconds = static_cast<uint64_t>(warp.time / config.clock_hz * 1e9);
   const uint32_t shared = warp.program->static_shared_end + config.dynamic_shared_bytes;
   switch (which) {
     case kWarpid: return warp.index;
-    case kNwarpid: return count_warp_slots(config.compute_capability);
+    case kNwarpid: return config.max_warps_per_sm;
     case kSmid: return find_sm(warp);
     case kNsmid: return config.num_sms;
     case kClusterCtarank: return warp.cta->rank;
@@ -64,11 +57,11 @@ uint64_t read_uniform(const Warp& warp, int64_t which) {
     case kGlobaltimerLo: return static_cast<uint32_t>(nanoseconds);
     case kGlobaltimerHi: return nanoseconds >> 32;
     case kGlobaltimer: return nanoseconds;
-    case kTotalSmemSize: return shared - kReservedShared;
+    case kTotalSmemSize: return shared - config.reserved_shared_bytes;
     case kAggrSmemSize: return shared;
     case kDynamicSmemSize: return config.dynamic_shared_bytes;
     case kReservedSmemEnd:
-    case kReservedSmemCap: return kReservedShared;
+    case kReservedSmemCap: return config.reserved_shared_bytes;
     case kGridid: return 1;
     default: return 0;  // performance monitors, environment, reserved offsets: nothing there
   }

@@ -16,6 +16,7 @@ constexpr Field kSaturate = {"saturate", 3, 1};
 constexpr Field kResult = {"D type", 4, 2};
 constexpr Field kLeft = {"A type", 7, 3};
 constexpr Field kRight = {"B type", 10, 3};
+constexpr Field kRightFp4 = {"B type", 10, 2};  // kernels are known that set the reserved bit above it
 constexpr Field kNegateLeft = {"negate A", 13, 1};
 constexpr Field kNegateRight = {"negate B", 14, 1};
 constexpr Field kTransposeLeft = {"transpose A", 15, 1};
@@ -77,8 +78,7 @@ std::string decode_format(uint32_t bits, const Field& field, const MmaVariant& v
       if (find_mixed_format(value, is_in_tensor_memory, format)) return "";
       return complain(field, value, "0 (e4m3), 1 (e5m2), 3 (e2m3), 4 (e3m2) or 5 (e2m1) wanted");
     default:
-      // Two bits name the type of the fp4 kinds; kernels are known that set the one above, reserved.
-      if ((value & 3) != 1) return complain(field, value, "1 (e2m1) wanted for the fp4 kinds");
+      if (value != 1) return complain(field, value, "1 (e2m1) wanted for the fp4 kinds");
       format = ElementFormat::kE2m1Packed;
       return "";
   }
@@ -188,9 +188,8 @@ std::string decode_instruction_descriptor(uint32_t bits, const MmaVariant& varia
   const bool is_scaled = is_block_scaled(variant.kind);
   if (read(bits, kSparsity)) return complain(kSparsity, 1, "0 wanted: this is no .sp instruction");
   shape.depth = is_packed_fp4(variant.kind) ? 64 : variant.kind == MmaKind::kF16 ? 16 : variant.kind == MmaKind::kTf32 ? 8 : 32;
-  // B of the fp4 kinds has two bits for its type, and the third is reserved.
   std::string problem = decode_format(bits, kLeft, variant, variant.left_in_tensor_memory, shape.left);
-  if (problem.empty()) problem = decode_format(bits, kRight, variant, false, shape.right);
+  if (problem.empty()) problem = decode_format(bits, is_packed_fp4(variant.kind) ? kRightFp4 : kRight, variant, false, shape.right);
   if (problem.empty()) problem = is_scaled ? decode_scales(bits, variant, shape) : decode_plain(bits, variant, shape);
   if (problem.empty()) problem = decode_majors(bits, variant, shape);
   if (!problem.empty()) return problem;

@@ -1,6 +1,5 @@
 """Bit patterns as numbers and back: two's complement integers, IEEE formats as rationals."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from math import isqrt
@@ -185,6 +184,3 @@ def _order_key(number: Number) -> tuple[int, Fraction]:
     if number.kind == "infinity":
         return (-1 if number.is_negative else 1, Fraction(0))
     return (0, number.value)
-
-
-FloatOperation = Callable[..., Number]

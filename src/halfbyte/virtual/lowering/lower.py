@@ -212,7 +212,6 @@ class _Lowering:
                 len(row.attributes),
                 row.convergence,
                 row.membermask,
-                1,
             )
         layout = self.layout
         return Program(

@@ -8,8 +8,6 @@ from halfbyte.ptx.scopes import FlatBody
 from halfbyte.ptx.syntax import Module, Variable
 from halfbyte.virtual.lowering.program import KernelParameter
 
-RESERVED_SHARED_BYTES = 1024  # the system's part of every CTA's shared memory (sm_90 and later)
-
 MAX_PARAMETER_BYTES = 32764  # of a kernel, on sm_70 and later (PTX ISA, ".entry")
 
 
@@ -26,8 +24,8 @@ class KernelLayout:
     local_bytes: int  # per thread
 
 
-def make_layout(module: Module, body: FlatBody) -> KernelLayout:
-    """Return where the variables of a kernel lie.
+def make_layout(module: Module, body: FlatBody, reserved_shared_bytes: int) -> KernelLayout:
+    """Return where the variables of a kernel lie; shared ones behind the system's part.
 
     Raises PtxError for an alignment that is no power of two, and for more parameters than a kernel
     may have.
@@ -39,7 +37,8 @@ def make_layout(module: Module, body: FlatBody) -> KernelLayout:
             "allowed"
         )
     shared, dynamic_start = _place_shared(
-        [v for v in (*module.globals, *body.variables.values()) if v.space == "shared"]
+        [v for v in (*module.globals, *body.variables.values()) if v.space == "shared"],
+        reserved_shared_bytes,
     )
     # `.param` variables inside a body hold the arguments of calls: each thread has its own.
     local, local_bytes = _place(
@@ -77,13 +76,13 @@ def _place(variables: Iterable[Variable], start: int) -> tuple[dict[str, int], i
     return offsets, end
 
 
-def _place_shared(variables: list[Variable]) -> tuple[dict[str, int], int]:
+def _place_shared(variables: list[Variable], reserved: int) -> tuple[dict[str, int], int]:
     def is_dynamic(variable: Variable) -> bool:
         return variable.linkage == "extern" or None in variable.dimensions
 
     static = [variable for variable in variables if not is_dynamic(variable)]
     dynamic = [variable for variable in variables if is_dynamic(variable)]
-    offsets, end = _place(static, RESERVED_SHARED_BYTES)
+    offsets, end = _place(static, reserved)
     # Every dynamic array starts at the same place, aligned to the largest demand.
     start = _round_up(end, max((v.alignment_bytes for v in dynamic), default=16))
     offsets.update({variable.name: start for variable in dynamic})

@@ -11,7 +11,7 @@ ABSENT = -(2**31)  # kAbsent: an optional operand that the text leaves out
 ALWAYS_TRUE = 0  # predicate 0
 PREDICATE_SINK = 1
 CARRY = 2  # the carry flag of add.cc and its kin
-FIRST_PREDICATE = 3
+FIRST_PREDICATE = CARRY + 1
 SINK_SLOT = 0
 FIRST_TEMPORARY = 4  # slots 0..3 are the sink of results that nobody wants
 TEMPORARY_SLOTS = 64
@@ -27,7 +27,6 @@ INSTRUCTION_FIELDS = (
     "num_attributes",
     "convergence",
     "membermask",
-    "cost",
 )
 
 

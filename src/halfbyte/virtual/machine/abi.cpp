@@ -11,7 +11,7 @@
 namespace halfbyte::gpu {
 namespace {
 
-constexpr uint32_t kAbiVersion = 2;
+constexpr uint32_t kAbiVersion = 3;
 
 char* copy_text(const std::string& text) {
   char* copy = static_cast<char*>(std::malloc(text.size() + 1));
@@ -156,7 +156,6 @@ HALFBYTE_EXPORT void* hb_program_create(const ProgramSizes* sizes, const Instruc
     in.num_operands = static_cast<uint16_t>(record.num_operands);
     in.num_attributes = static_cast<uint16_t>(record.num_attributes);
     in.convergence = static_cast<Convergence>(record.convergence);
-    in.cost = static_cast<uint8_t>(record.cost);
     program->instructions.push_back(in);
   }
   return program;

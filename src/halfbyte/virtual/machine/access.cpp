@@ -9,7 +9,6 @@ namespace halfbyte::gpu {
 
 namespace {
 
-constexpr uint32_t kReservedSharedBytes = 1024;
 
 unsigned long long wide(uint64_t value) { return static_cast<unsigned long long>(value); }
 
@@ -97,11 +96,12 @@ const Allocation& check_global_range(Warp& warp, const Instruction& in, int lane
 
 void check_shared_range(const Warp& warp, const Instruction& in, int lane, const Cta& cta,
                         uint32_t offset, uint32_t bytes, const char* what) {
-  if (offset < kReservedSharedBytes) {
+  const uint32_t reserved = warp.simulation->config.reserved_shared_bytes;
+  if (offset < reserved) {
     raise_fault(warp, in, lane, "out-of-bounds",
                 format_text("%s %u bytes at shared offset 0x%x of CTA rank %u, in the first %u bytes, "
                             "which are reserved", what, bytes, offset, cta.rank,
-                            kReservedSharedBytes));
+                            reserved));
   }
   if (static_cast<uint64_t>(offset) + bytes > cta.shared_bytes) {
     raise_fault(warp, in, lane, "out-of-bounds",
@@ -277,7 +277,7 @@ bool is_plain_shared(const Warp& warp, const LaneAccess& access, const AddressRa
   Cta& cta = *warp.cta;
   const uint32_t first = offset_of(range.lowest), last = offset_of(range.highest) + access.bytes;
   if (rank_of(range.lowest) != cta.rank || rank_of(range.highest) != cta.rank ||
-      (range.bits & (access.bytes - 1)) != 0 || first < kReservedSharedBytes ||
+      (range.bits & (access.bytes - 1)) != 0 || first < warp.simulation->config.reserved_shared_bytes ||
       last > cta.shared_bytes) {
     return false;
   }

@@ -34,7 +34,6 @@ struct Instruction {
   uint16_t num_operands;
   uint16_t num_attributes;
   Convergence convergence;
-  uint8_t cost;  // issue slots that the instruction takes on the virtual clock
 };
 
 // Handlers register themselves by name before main; a program's load resolves names to pointers.

@@ -32,7 +32,6 @@ struct InstructionRecord {
   int32_t num_attributes;
   int32_t convergence;
   int32_t membermask;
-  int32_t cost;
 };
 
 Handler find_handler(const std::string& name);  // nullptr when unknown

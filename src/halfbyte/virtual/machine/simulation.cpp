@@ -7,7 +7,6 @@
 namespace halfbyte::gpu {
 
 namespace {
-constexpr uint32_t kReservedShared = 1024;  // the first KiB of each CTA's shared memory is the system's
 constexpr double kWakeDelay = 8;            // cycles
 constexpr uint32_t kEventsPerPoll = 64;
 constexpr auto kPollInterval = std::chrono::milliseconds(50);
@@ -51,7 +50,7 @@ Simulation::Simulation(const Program& program_, GlobalMemory& memory_, const Lau
 Simulation::~Simulation() = default;
 
 uint32_t Simulation::shared_bytes() const {
-  return std::max(program.static_shared_end, kReservedShared) + config.dynamic_shared_bytes;
+  return std::max(program.static_shared_end, config.reserved_shared_bytes) + config.dynamic_shared_bytes;
 }
 
 size_t Simulation::predicate_words() const {

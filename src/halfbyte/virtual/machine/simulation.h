@@ -41,9 +41,11 @@ struct LaunchConfig {
   uint32_t shared_poison;          // byte that fresh shared memory holds
   uint32_t latency_seed;           // 0: fixed latencies; else asynchronous latencies vary 0.2x to 2.2x
   uint32_t reverse_warps;          // 1: later warps go first where times are equal
-  uint32_t max_shared_bytes;       // per CTA, the GPU's limit
+  uint32_t reserved_shared_bytes;  // of each CTA's shared memory, the system's first bytes
+  uint32_t max_warps_per_sm;
   uint32_t tensor_memory_columns;  // 0 on GPUs without tensor memory
   uint32_t compute_capability;     // 90, 100, 103, 120
+  double clock_hz;                 // what %globaltimer and nanosleep take a cycle for
   void (*print)(const char* text, uint64_t bytes);
   int32_t (*poll)();               // called some twenty times a second; not 0 ends the launch
 };

@@ -6,7 +6,6 @@ after the data pointer.
 """
 
 import ctypes
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -177,6 +176,3 @@ def _replace_device(address: int, wanted: int, given: int) -> bool:
         return False
     word.value = given
     return True
-
-
-Callback = Callable[..., int]

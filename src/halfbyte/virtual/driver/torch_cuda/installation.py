@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from halfbyte.virtual.driver.patching import Patches
@@ -31,13 +32,10 @@ def patch_torch(patches: Patches, runtime: VirtualRuntime) -> Callable[[], None]
     _patch_profiler(patches)
     patches.set(torch, "compile", _compile_nothing)
     patches.set(torch.compiler, "disable", _compile_nothing)
-    mode.__enter__()  # type: ignore[no-untyped-call]
-
-    def leave() -> None:
-        mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        tensors.close()
-
-    return leave
+    entered = ExitStack()
+    entered.callback(tensors.close)
+    entered.enter_context(mode)
+    return entered.close
 
 
 def _patch_namespace(patches: Patches, runtime: VirtualRuntime) -> None:
@@ -67,7 +65,7 @@ def _patch_constructors(patches: Patches, mode: Any) -> None:
 
     generator_class: Any = torch._C.Generator
 
-    class Generator(generator_class):  # type: ignore[misc]
+    class Generator(generator_class):  # type: ignore[misc]  # a C class, typed Any here
         """A generator of the CPU that answers to the device it was made for."""
 
         def __new__(cls, device: Any = "cpu") -> Any:

@@ -240,12 +240,17 @@ def _pass_through(function: Callable[..., Any]) -> Special:
     return call
 
 
+def _find_getter(name: str) -> Any:
+    """Return the getter of a property of tensors, which torch's stubs declare as plain values."""
+    return getattr(Tensor, name).__get__
+
+
 SPECIALS: dict[Any, Special] = {
     torch.device: _pass_through(torch.device),
     torch._C._nn._parse_to: _pass_through(torch._C._nn._parse_to),
     Tensor.device.__get__: _get_device,
-    Tensor.is_cuda.__get__: _is_cuda,  # type: ignore[attr-defined]
-    Tensor.is_cpu.__get__: _is_cpu,  # type: ignore[attr-defined]
+    _find_getter("is_cuda"): _is_cuda,
+    _find_getter("is_cpu"): _is_cpu,
     Tensor.get_device: _get_ordinal,
     Tensor.to: _move,
     Tensor.cuda: _cuda,

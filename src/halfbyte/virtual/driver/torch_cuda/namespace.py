@@ -5,7 +5,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from halfbyte.virtual.driver.attributes import DeviceFacts
+from halfbyte.arch import Gpu
 from halfbyte.virtual.driver.runtime import VirtualRuntime
 from halfbyte.virtual.driver.torch_cuda.streams import (
     DEFAULT_STREAM,
@@ -43,26 +43,26 @@ _ZERO = (
 )
 
 
-def make_properties(facts: DeviceFacts) -> SimpleNamespace:
+def make_properties(gpu: Gpu) -> SimpleNamespace:
     """Return what torch.cuda.get_device_properties returns."""
     return SimpleNamespace(
-        name=facts.name,
-        major=facts.major,
-        minor=facts.minor,
-        total_memory=facts.memory_bytes,
-        multi_processor_count=facts.multiprocessors,
-        warp_size=32,
-        max_threads_per_block=1024,
-        max_threads_per_multi_processor=facts.warps_per_multiprocessor * 32,
-        regs_per_multiprocessor=65536,
-        shared_memory_per_block=48 * 1024,
-        shared_memory_per_block_optin=facts.shared_bytes_per_block,
-        shared_memory_per_multiprocessor=facts.shared_bytes_per_multiprocessor,
-        L2_cache_size=facts.l2_bytes,
-        clock_rate=facts.clock_khz,
+        name=gpu.device_name,
+        major=gpu.capability[0],
+        minor=gpu.capability[1],
+        total_memory=gpu.memory_bytes,
+        multi_processor_count=gpu.num_sms,
+        warp_size=gpu.warp_size,
+        max_threads_per_block=gpu.max_threads_per_cta,
+        max_threads_per_multi_processor=gpu.max_warps_per_sm * gpu.warp_size,
+        regs_per_multiprocessor=gpu.registers_per_sm,
+        shared_memory_per_block=gpu.default_shared_bytes_per_cta,
+        shared_memory_per_block_optin=gpu.shared_bytes_per_cta,
+        shared_memory_per_multiprocessor=gpu.shared_bytes_per_sm,
+        L2_cache_size=gpu.l2_bytes,
+        clock_rate=int(gpu.clock / 1000),
         is_integrated=False,
         is_multi_gpu_board=False,
-        gcnArchName=facts.name,
+        gcnArchName=gpu.device_name,
         pci_bus_id=0,
         pci_device_id=0,
         pci_domain_id=0,
@@ -72,8 +72,8 @@ def make_properties(facts: DeviceFacts) -> SimpleNamespace:
 
 def make_namespace(runtime: VirtualRuntime) -> dict[str, Any]:
     """Return the replacements of torch.cuda's attributes by name."""
-    facts = runtime.facts
-    properties = make_properties(facts)
+    gpu = runtime.gpu
+    properties = make_properties(gpu)
 
     def use_stream(stream: Any) -> None:
         Stream.current = stream if stream is not None else Stream.current
@@ -84,12 +84,12 @@ def make_namespace(runtime: VirtualRuntime) -> dict[str, Any]:
         "_is_compiled": lambda: True,
         "is_bf16_supported": lambda *_, **__: True,
         "device_count": lambda: 1,
-        "get_device_name": lambda device=None: facts.name,
-        "get_device_capability": lambda device=None: (facts.major, facts.minor),
+        "get_device_name": lambda device=None: gpu.device_name,
+        "get_device_capability": lambda device=None: (gpu.capability[0], gpu.capability[1]),
         "get_device_properties": lambda device=None: properties,
-        "get_arch_list": lambda: [facts.target],
+        "get_arch_list": lambda: [gpu.target],
         "can_device_access_peer": lambda *_: False,
-        "mem_get_info": lambda device=None: (facts.memory_bytes, facts.memory_bytes),
+        "mem_get_info": lambda device=None: (gpu.memory_bytes, gpu.memory_bytes),
         "memory_stats": lambda device=None: {},
         "memory_summary": lambda *_, **__: "",
         "Stream": Stream,

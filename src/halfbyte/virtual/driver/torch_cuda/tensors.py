@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from halfbyte.virtual.driver.runtime import ALIGNMENT, VirtualRuntime
+from halfbyte.virtual.driver.runtime import VirtualRuntime
+from halfbyte.virtual.memory import make_aligned_bytes
 
 Tensor = torch.Tensor
 GRANULE = 512  # bytes; torch's allocator of CUDA memory rounds to it, and keeps what is freed
@@ -168,9 +169,7 @@ def _make_aligned_copy(storage: torch.UntypedStorage) -> "np.ndarray[Any, Any]":
     """Return a copy at CUDA's alignment; what rounding adds behind it is poisoned."""
     size = storage.nbytes()
     rounded = -(-size // GRANULE) * GRANULE
-    block = np.empty(rounded + ALIGNMENT, np.uint8)
-    offset = -block.ctypes.data % ALIGNMENT
-    buffer = block[offset : offset + rounded]
+    buffer = make_aligned_bytes(rounded)
     buffer[size:] = 0xAB
     ctypes.memmove(buffer.ctypes.data, storage.data_ptr(), size)
     return buffer
