@@ -20,32 +20,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+
+from halfbyte.formats.scale_layout import pack_scales
+from halfbyte.reference.decode import make_value_table, unpack_codes
 
 KERNEL = "examples/python/CuTeDSL/cute/blackwell/kernel/blockscaled_gemm"
-E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
-
-
-def decode_e4m3(codes: np.ndarray) -> np.ndarray:
-    """Return float64 values of E4M3 bytes (no NaN among them)."""
-    exponent, fraction = (codes >> 3).astype(int) & 15, (codes & 7) / 8
-    normal = (1 + fraction) * 2.0 ** (exponent - 7)
-    return np.where(exponent == 0, fraction * 2.0**-6, normal)
 
 
 def make_operand(generator: np.random.Generator, rows: int, k: int) -> tuple[np.ndarray, ...]:
-    """Return packed E2M1 codes [rows, k/2], scales [rows, k/16] and the float64 values."""
+    """Return packed E2M1 codes [rows, k/2], E4M3 scales as tcgen05 reads them, float64 values."""
     codes = generator.integers(0, 256, (rows, k // 2), dtype=np.uint8)
     scales = generator.integers(0x28, 0x48, (rows, k // 16), dtype=np.uint8)
-    nibbles = np.stack([codes & 15, codes >> 4], -1).reshape(rows, k // 16, 16)
-    values = E2M1[nibbles] * decode_e4m3(scales)[:, :, None]
-    return codes, scales, values.reshape(rows, k)
-
-
-def swizzle_scales(scales: np.ndarray) -> np.ndarray:
-    """Return the 128x4 blocked order that tcgen05 reads (rows, columns multiples of 128 and 4)."""
-    rows, columns = scales.shape
-    blocks = scales.reshape(rows // 128, 4, 32, columns // 4, 4)
-    return np.ascontiguousarray(blocks.transpose(0, 3, 2, 1, 4)).reshape(-1)
+    elements = make_value_table("e2m1")[unpack_codes(codes, 4)].reshape(rows, k // 16, 16)
+    values = elements * make_value_table("e4m3")[scales][:, :, None]
+    return (
+        codes,
+        pack_scales(torch.from_numpy(scales), "swizzled_128x4").numpy(),
+        values.reshape(rows, k),
+    )
 
 
 def check_product(result: np.ndarray, reference: np.ndarray) -> dict[str, Any]:
@@ -71,7 +64,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     generator = np.random.default_rng(0)
     a, scale_a, values_a = make_operand(generator, m, k)
     b, scale_b, values_b = make_operand(generator, n, k)
-    arrays = {"A": a, "B": b, "SFA": swizzle_scales(scale_a), "SFB": swizzle_scales(scale_b)}
+    arrays = {"A": a, "B": b, "SFA": scale_a, "SFB": scale_b}
     arrays["C"] = np.full((m, n), np.nan, np.float16)
     sys.path.insert(0, str(options.cutlass / KERNEL))
     with halfbyte.virtual.cuda("b200") as gpu:

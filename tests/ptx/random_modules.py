@@ -149,7 +149,9 @@ DIRECTIVES = st.lists(
 KERNELS = st.builds(
     tree.Kernel, NAMES, PARAMETERS, DIRECTIVES, st.none() | SCOPES, st.sampled_from(["", "visible"])
 )
-FUNCTIONS = st.builds(tree.Function, NAMES, PARAMETERS, PARAMETERS, DIRECTIVES, st.none() | SCOPES)
+FUNCTIONS = st.builds(
+    tree.Function, NAMES, PARAMETERS, DIRECTIVES, st.none() | SCOPES, returns=PARAMETERS
+)
 ITEMS: st.SearchStrategy[tree.ModuleItem] = st.one_of(
     DECLARATIONS,
     KERNELS,

@@ -152,7 +152,8 @@ def _from_tiles(tiles: torch.Tensor, layout: str) -> torch.Tensor:
 
 def _bits_dtype(scales: torch.Tensor) -> torch.dtype:
     # Plain integers of the same width: slicing and zeroing work for every dtype, NaN stays put.
-    return {1: torch.uint8, 2: torch.int16, 4: torch.int32}[scales.element_size()]
+    widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return widths[scales.element_size()]
 
 
 def _check_layout(layout: str) -> None:

@@ -1,5 +1,7 @@
 """PTX text to a `syntax.Module`, by recursive descent over the token list."""
 
+from typing import Any
+
 from halfbyte.ptx.cursor import Cursor
 from halfbyte.ptx.declarations import (
     SPACES,
@@ -90,12 +92,7 @@ def _parse_kernel(cursor: Cursor, linkage: str) -> Kernel:
     line = cursor.line
     cursor.index += 1
     attributes = parse_attributes(cursor)
-    name = cursor.expect_name("the name of the kernel")
-    has_list = cursor.kind == "("
-    parameters = parse_parameters(cursor) if has_list else ()
-    directives = parse_directives(cursor)
-    body = _parse_body(cursor)
-    return Kernel(name, parameters, directives, body, linkage, attributes, has_list, line)
+    return Kernel(**_parse_signature(cursor), linkage=linkage, attributes=attributes, line=line)
 
 
 def _parse_function(cursor: Cursor, linkage: str) -> Function:
@@ -103,14 +100,21 @@ def _parse_function(cursor: Cursor, linkage: str) -> Function:
     cursor.index += 1
     attributes = parse_attributes(cursor)
     returns = parse_parameters(cursor) if cursor.kind == "(" else ()
-    name = cursor.expect_name("the name of the function")
+    signature = _parse_signature(cursor)
+    return Function(**signature, linkage=linkage, attributes=attributes, line=line, returns=returns)
+
+
+def _parse_signature(cursor: Cursor) -> dict[str, Any]:
+    """Return the fields from the name to the body, alike in kernels and functions."""
+    name = cursor.expect_name("the name of the kernel or function")
     has_list = cursor.kind == "("
-    parameters = parse_parameters(cursor) if has_list else ()
-    directives = parse_directives(cursor)
-    body = _parse_body(cursor)
-    return Function(
-        name, returns, parameters, directives, body, linkage, attributes, has_list, line
-    )
+    return {
+        "name": name,
+        "has_parameter_list": has_list,
+        "parameters": parse_parameters(cursor) if has_list else (),
+        "directives": parse_directives(cursor),
+        "body": _parse_body(cursor),
+    }
 
 
 def _parse_body(cursor: Cursor) -> Scope | None:

@@ -363,16 +363,9 @@ Statement: TypeAlias = (
 )
 
 
-def _find_directive(directives: tuple[Directive, ...], name: str) -> tuple[int, ...] | None:
-    for directive in directives:
-        if directive.name == name:
-            return tuple(a.bits for a in directive.arguments if isinstance(a, Immediate))
-    return None
-
-
 @dataclass(frozen=True, slots=True)
-class Kernel:
-    """An `.entry`. `body` is None for a declaration without one."""
+class _Definition:
+    """What an `.entry` and a `.func` have in common. `body` is None for a prototype."""
 
     name: str
     parameters: tuple[Variable, ...] = ()
@@ -385,26 +378,22 @@ class Kernel:
 
     def find_directive(self, name: str) -> tuple[int, ...] | None:
         """Return the integers of `.name` (`()` if it has none), None where it is absent."""
-        return _find_directive(self.directives, name)
+        for directive in self.directives:
+            if directive.name == name:
+                return tuple(a.bits for a in directive.arguments if isinstance(a, Immediate))
+        return None
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
-    """A `.func`; `returns` are its return parameters, `body` is None for a prototype."""
+class Kernel(_Definition):
+    """An `.entry`."""
 
-    name: str
+
+@dataclass(frozen=True, slots=True)
+class Function(_Definition):
+    """A `.func`; `returns` are its return parameters."""
+
     returns: tuple[Variable, ...] = ()
-    parameters: tuple[Variable, ...] = ()
-    directives: tuple[Directive, ...] = ()
-    body: Scope | None = None
-    linkage: str = ""
-    attributes: tuple[Attribute, ...] = ()
-    has_parameter_list: bool = True
-    line: int = field(default=0, compare=False)
-
-    def find_directive(self, name: str) -> tuple[int, ...] | None:
-        """Return the integers of `.name` (`()` if it has none), None where it is absent."""
-        return _find_directive(self.directives, name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from halfbyte.errors import FormatError
+from halfbyte.formats.scale_layout import unpack_scales
 from halfbyte.virtual.driver.session import cuda
 from halfbyte.virtual.driver.torch_cuda.scaled_grouped_mm import scaled_grouped_mm
-from halfbyte.virtual.driver.torch_cuda.scaled_mm import decode, scaled_mm, unswizzle_scales
+from halfbyte.virtual.driver.torch_cuda.scaled_mm import BLOCK_SCALE_LAYOUT, decode, scaled_mm
 
 
 def test_fp4_codes_are_low_nibble_first() -> None:
@@ -29,9 +30,10 @@ def test_scale_tiles_hold_row_and_block_where_cublas_wants_them() -> None:
             tile = (row // 128) * 2 + block // 4
             flat[tile * 512 + row % 32 * 16 + row // 32 % 4 * 4 + block % 4] = row * 8 + block
     wanted = torch.arange(rows)[:, None] * 8 + torch.arange(blocks)
-    assert torch.equal(unswizzle_scales(flat, rows, blocks), wanted.double())
-    with pytest.raises(FormatError, match="need 2048"):
-        unswizzle_scales(flat[1:], rows, blocks)
+    found = unpack_scales(flat, BLOCK_SCALE_LAYOUT, rows, blocks)
+    assert torch.equal(found, wanted.double())
+    with pytest.raises(FormatError, match="wanted 2048"):
+        unpack_scales(flat[1:], BLOCK_SCALE_LAYOUT, rows, blocks)
 
 
 def test_mxfp8_multiplies_each_block_by_its_own_scale() -> None:

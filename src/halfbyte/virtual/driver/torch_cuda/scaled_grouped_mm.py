@@ -4,13 +4,15 @@ The groups are rows of A with one matrix of B each (2D x 3D), or slices of K (2D
 one group's scales follow those of the group before it; a second scale is one float32 per group.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from halfbyte.errors import FormatError
-from halfbyte.virtual.driver.torch_cuda.scaled_mm import decode, unswizzle_scales
+from halfbyte.formats.scale_layout import padded_scale_shape, unpack_scales
+from halfbyte.virtual.driver.torch_cuda.scaled_mm import BLOCK_SCALE_LAYOUT, decode
 
 Tensor = torch.Tensor
 _BLOCKS = {2: 16, 3: 32}  # torch.nn.functional.ScalingType.BlockWise1x16 and 1x32
@@ -71,15 +73,15 @@ class _ScaleReader:
     """Reads the scales of one group after the other."""
 
     def __init__(self, scales: Tensor, block: int) -> None:
-        self._scales = decode(scales.contiguous().reshape(-1))
+        self._scales = scales.contiguous().reshape(-1)
         self._block = block
         self._position = 0
 
     def dequantize(self, values: Tensor) -> Tensor:
         rows, k = values.shape
         blocks = -(-k // self._block)
-        count = -(-rows // 128) * -(-blocks // 4) * 512
+        count = math.prod(padded_scale_shape(rows, blocks, BLOCK_SCALE_LAYOUT))
         tiles = self._scales[self._position : self._position + count]
         self._position += count
-        scales = unswizzle_scales(tiles, rows, blocks)
+        scales = decode(unpack_scales(tiles, BLOCK_SCALE_LAYOUT, rows, blocks))
         return values * scales.repeat_interleave(self._block, 1)[:, :k]

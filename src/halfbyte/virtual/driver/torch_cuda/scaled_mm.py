@@ -10,9 +10,13 @@ from typing import Any
 import torch
 
 from halfbyte.errors import FormatError
+from halfbyte.formats.e8m0 import decode_e8m0
+from halfbyte.formats.elements import decode_elements
+from halfbyte.formats.packing import unpack_nibbles
+from halfbyte.formats.scale_layout import unpack_scales
 
 Tensor = torch.Tensor
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+BLOCK_SCALE_LAYOUT = "swizzled_128x4"  # as cuBLAS wants them
 
 
 def scaled_mm(
@@ -58,34 +62,15 @@ def _dequantize(values: Tensor, scale: Tensor) -> Tensor:
         raise FormatError(f"a float32 scale of shape {tuple(scale.shape)} fits no {rows} rows")
     block = 16 if scale.dtype == torch.float8_e4m3fn else 32
     blocks = -(-k // block)
-    scales = unswizzle_scales(decode(scale.contiguous().reshape(-1)), rows, blocks)
-    return (decoded.reshape(rows, blocks, -1) * scales[:, :, None]).reshape(rows, k)
+    scales = unpack_scales(scale.contiguous(), BLOCK_SCALE_LAYOUT, rows, blocks)
+    return (decoded.reshape(rows, blocks, -1) * decode(scales)[:, :, None]).reshape(rows, k)
 
 
 def decode(values: Tensor) -> Tensor:
     """Return float64 of FP8, E8M0 or packed FP4 values; FP4 doubles the last dimension."""
     if values.dtype == torch.float8_e8m0fnu:
-        exponents = values.view(torch.uint8).to(torch.int64)
-        powers = torch.exp2((exponents - 127).double())
-        return torch.where(exponents == 255, torch.nan, powers)
+        return decode_e8m0(values).double()
     if values.dtype == torch.float4_e2m1fn_x2:
-        codes = values.contiguous().view(torch.uint8)
-        table = torch.tensor([*_E2M1, *(-value for value in _E2M1)], dtype=torch.float64)
-        pair = torch.stack((table[(codes & 15).long()], table[(codes >> 4).long()]), -1)
-        return pair.reshape(*codes.shape[:-1], -1)
+        codes = unpack_nibbles(values.contiguous().view(torch.uint8))
+        return decode_elements(codes, "e2m1").double()
     return values.to(torch.float32).double()
-
-
-def unswizzle_scales(scales: Tensor, rows: int, blocks: int) -> Tensor:
-    """Return [rows, blocks] of block scales that lie in 128 x 4 tiles.
-
-    Raises:
-        FormatError: their number is not that of whole tiles.
-    """
-    row_tiles, block_tiles = -(-rows // 128), -(-blocks // 4)
-    wanted = row_tiles * block_tiles * 512
-    if scales.numel() != wanted:
-        raise FormatError(f"{scales.numel()} block scales; {rows} x {blocks} blocks need {wanted}")
-    tiles = scales.reshape(row_tiles, block_tiles, 32, 4, 4)
-    grid = tiles.permute(0, 3, 2, 1, 4).reshape(row_tiles * 128, block_tiles * 4)
-    return grid[:rows, :blocks]
