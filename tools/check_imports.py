@@ -1,4 +1,8 @@
-"""Check that folders import one way and that the CPU half never imports CuTe or CUDA."""
+"""Check that folders import one way and that the CPU half never imports CuTe or CUDA.
+
+Device code (a module of `device` or `kernels` that imports CuTe at its top) may be imported at
+module level by other device code alone; everything else does it inside the function that needs it.
+"""
 
 import ast
 import sys
@@ -34,15 +38,64 @@ FOLDERS = (
 ROOT_MODULES = ("errors", "peak_memory", "version")
 FIRST_GPU_FOLDER = "device"
 GPU_PACKAGES = ("cutlass", "cuda", "cute", "triton")
+DEVICE_CODE_FOLDERS = ("device", "kernels")
+# What the host reads of a kernel without CuTe: never device code.
+HOST_MODULES = ("__init__", "config", "placement", "source", "kernel_source")
 
 
 def find_bad_imports(root: Path) -> Iterator[Finding]:
     """Yield a Finding for every import against the folder order or into GPU packages."""
     package_root = root / "src" / PACKAGE
-    for path in list_python_files(root):
-        if package_root in path.parents:
-            parts = path.relative_to(package_root).parts
-            yield from _check_module(path.relative_to(root).as_posix(), parts, parse_python(path))
+    trees = {
+        path: parse_python(path) for path in list_python_files(root) if package_root in path.parents
+    }
+    device_code = find_device_code(
+        {path.relative_to(package_root).parts: tree for path, tree in trees.items()}
+    )
+    for path, tree in trees.items():
+        parts = path.relative_to(package_root).parts
+        relative = path.relative_to(root).as_posix()
+        yield from _check_module(relative, parts, tree)
+        if _name_module(parts) not in device_code:
+            yield from _check_device_imports(relative, parts, tree, device_code)
+
+
+def find_device_code(trees: dict[tuple[str, ...], ast.Module]) -> set[str]:
+    """Return the full names of modules under `device` and `kernels` that import CuTe at the top."""
+    found = set()
+    for parts, tree in trees.items():
+        if not _may_be_device_code(parts):
+            continue
+        targets = (
+            target
+            for node, is_lazy in list_imports(tree)
+            if not is_lazy
+            for target in _list_targets(node, parts)
+        )
+        if any(target.partition(".")[0] in GPU_PACKAGES for target in targets):
+            found.add(_name_module(parts))
+    return found
+
+
+def _may_be_device_code(parts: tuple[str, ...]) -> bool:
+    return parts[0] in DEVICE_CODE_FOLDERS and Path(parts[-1]).stem not in HOST_MODULES
+
+
+def _name_module(parts: tuple[str, ...]) -> str:
+    return ".".join([PACKAGE, *parts[:-1], Path(parts[-1]).stem])
+
+
+def _check_device_imports(
+    relative: str, parts: tuple[str, ...], tree: ast.Module, device_code: set[str]
+) -> Iterator[Finding]:
+    for node, is_lazy in list_imports(tree):
+        names = set(_list_targets(node, parts))
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        for name in sorted(names & device_code) if not is_lazy else ():
+            yield Finding(
+                relative, node.lineno, f"{name} is device code: import it inside the function"
+            )
 
 
 def _check_module(relative: str, parts: tuple[str, ...], tree: ast.Module) -> Iterator[Finding]:
@@ -52,7 +105,7 @@ def _check_module(relative: str, parts: tuple[str, ...], tree: ast.Module) -> It
         return
     for node, is_lazy in list_imports(tree):
         for target in _list_targets(node, parts):
-            message = find_rule_broken(folder, target, is_lazy)
+            message = find_rule_broken(folder, target, is_lazy or _may_be_device_code(parts))
             if message:
                 yield Finding(relative, node.lineno, message)
 

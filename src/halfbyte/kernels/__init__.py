@@ -1,0 +1,1 @@
+"""One folder per operation: `config.py` (records and legality), `source.py`, and device code."""

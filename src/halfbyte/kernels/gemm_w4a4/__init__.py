@@ -1,0 +1,1 @@
+"""The 4-bit product of an SVDQuant linear with its low-rank branch, channel scales and bias."""
