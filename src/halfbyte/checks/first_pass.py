@@ -1,0 +1,253 @@
+"""Values of registers when every loop of a kernel is in its first pass.
+
+The first pass is what a fresh barrier, the first stage of a ring and the first k-block meet: the
+analysis leaves out the edges that go back into a loop and keeps, bit by bit, what holds on all
+paths. The values are those of the grid's first CTA, rank 0 of its cluster. Variables have
+addresses: shared ones where the virtual GPU puts them, tensor memory at column 0 (where a kernel
+that is alone on its SM gets it), parameters at numbers from `PARAMETER_START` on, which
+`find_parameter` turns back.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from halfbyte.checks import known_bits
+from halfbyte.checks.instruction_values import Results, find_results
+from halfbyte.checks.kernel_text import KernelText
+from halfbyte.checks.known_bits import KnownBits, make_constant, make_unknown
+from halfbyte.checks.loops import order_blocks
+from halfbyte.ptx.register_effects import find_effects, list_registers
+from halfbyte.ptx.syntax import (
+    Address,
+    Immediate,
+    Instruction,
+    Negated,
+    Operand,
+    Register,
+    Symbol,
+    SymbolOffset,
+    Vector,
+)
+
+PARAMETER_START = 1 << 40  # no address of shared memory comes near it
+SHARED_OFFSET_BITS = 24  # the CTA rank stands above them in shared::cluster addresses
+# Special registers of the grid's first CTA.
+_FIRST_CTA = frozenset(
+    {
+        "%cluster_ctarank",
+        *(f"%{name}.{axis}" for name in ("ctaid", "clusterid", "cluster_ctaid") for axis in "xyz"),
+    }
+)
+_ELEMENT_BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
+_State = dict[str, KnownBits]
+
+
+@dataclass(frozen=True, eq=False)
+class FirstPass:
+    """The values before each instruction.
+
+    Attributes:
+        kernel: the kernel.
+        states: per instruction, what is known of the registers that it reads; None where no path
+            comes.
+    """
+
+    kernel: KernelText
+    states: tuple[_State | None, ...]
+    addresses: Mapping[str, int]
+
+    def read(self, index: int, operand: Operand, width: int = 32) -> KnownBits:
+        """Return the value of an operand of instruction `index`; an address counts its offset."""
+        state = self.states[index]
+        if state is None:
+            return make_unknown(width)
+        if isinstance(operand, Address):
+            target = _read(operand.target, width, state, self.addresses)
+            return known_bits.add(target, make_constant(operand.offset, width))
+        return _read(operand, width, state, self.addresses)
+
+    def read_shared_offset(self, index: int, operand: Operand) -> int | None:
+        """Return the offset in the CTA's shared memory that an address operand has, or None."""
+        return self.read(index, operand, 32).read_field(0, SHARED_OFFSET_BITS)
+
+    def find_parameter(self, index: int, operand: Operand) -> tuple[int, int] | None:
+        """Return (number of the parameter, byte in it) that an address operand points to."""
+        address = self.read(index, operand, 64).constant
+        if address is None or address < PARAMETER_START:
+            return None
+        offset = address - PARAMETER_START
+        for number, parameter in enumerate(self.kernel.layout.parameters):
+            if parameter.offset <= offset < parameter.offset + parameter.size:
+                return number, offset - parameter.offset
+        return None
+
+
+def find_first_pass(kernel: KernelText, parameters: Sequence[bytes] | None = None) -> FirstPass:
+    """Return the values of the first pass through every loop.
+
+    Args:
+        kernel: the kernel.
+        parameters: bytes of each parameter of a launch; without them they are unknown.
+    """
+    addresses = {
+        **kernel.layout.shared,
+        **{name: PARAMETER_START + at for name, at in kernel.layout.parameter.items()},
+    }
+    parameter_bytes = _place_parameters(kernel, parameters)
+    first = _Evaluation(kernel, addresses, parameter_bytes, frozenset()).run()
+    allocated = frozenset(
+        offset
+        for index, instruction in kernel.list_instructions("tcgen05.alloc")
+        if (offset := first.read_shared_offset(index, instruction.operands[0])) is not None
+    )
+    if not allocated:
+        return first
+    return _Evaluation(kernel, addresses, parameter_bytes, allocated).run()
+
+
+def _place_parameters(kernel: KernelText, parameters: Sequence[bytes] | None) -> Mapping[int, int]:
+    """Return the known bytes of the parameter block by their offset."""
+    if parameters is None:
+        return {}
+    return {
+        place.offset + position: byte
+        for place, value in zip(kernel.layout.parameters, parameters, strict=True)
+        for position, byte in enumerate(value)
+    }
+
+
+class _Evaluation:
+    """One walk over the blocks, in an order that follows the edges."""
+
+    def __init__(
+        self,
+        kernel: KernelText,
+        addresses: Mapping[str, int],
+        parameter_bytes: Mapping[int, int],
+        tensor_address_offsets: frozenset[int],
+    ) -> None:
+        self._kernel = kernel
+        self._addresses = addresses
+        self._parameter_bytes = parameter_bytes
+        # Where in shared memory tcgen05.alloc leaves its address.
+        self._tensor_address_offsets = tensor_address_offsets
+        self._widths = {
+            name: 1 if kind == "pred" else int(kind.lstrip("busf").partition("x")[0] or 32)
+            for name, kind in kernel.body.registers.items()
+        }
+
+    def run(self) -> FirstPass:
+        flow = self._kernel.flow
+        order = order_blocks(flow)
+        position = {block: number for number, block in enumerate(order)}
+        entering: dict[int, _State] = {0: {}}
+        before: list[_State | None] = [None] * len(flow.instructions)
+        for block in order:
+            state = entering.pop(block)
+            for index in flow.block_range(block):
+                before[index] = self._step(flow.instructions[index], state)
+            for target in flow.successors[block]:
+                if target == flow.exit or position[target] <= position[block]:
+                    continue
+                known = entering.get(target)
+                entering[target] = dict(state) if known is None else _join_states(known, state)
+        return FirstPass(self._kernel, tuple(before), self._addresses)
+
+    def _step(self, instruction: Instruction, state: _State) -> _State:
+        """Change `state` as the instruction does; return what it read of it."""
+        effects = find_effects(instruction)
+        read = {
+            name: state[name]
+            for operand in instruction.operands
+            for name in list_registers(operand)
+            if name in state
+        }
+        if effects.writes:
+            results = self._find_results(instruction, state) or ()
+            found = {
+                target.name: value for target, value in results if isinstance(target, Register)
+            }
+            for name in effects.writes:
+                self._write(name, found.get(name), instruction.guard is not None, state)
+        return read
+
+    def _write(self, name: str, value: KnownBits | None, is_guarded: bool, state: _State) -> None:
+        width = self._widths.get(name, 32)
+        before = state.pop(name, None)
+        if value is None or (is_guarded and before is None):
+            return
+        value = value.resize(width)
+        if is_guarded and before is not None:
+            value = known_bits.join(before, value)
+        if value.mask:
+            state[name] = value
+
+    def _find_results(self, instruction: Instruction, state: _State) -> Results:
+        if instruction.opcode.startswith(("ld.param", "ld.shared")):
+            return self._load(instruction, state)
+        return find_results(
+            instruction, lambda operand, width: _read(operand, width, state, self._addresses)
+        )
+
+    def _load(self, instruction: Instruction, state: _State) -> Results:
+        nbytes = _ELEMENT_BYTES.get(instruction.opcode.rpartition(".")[2].lstrip("bsuf"))
+        target, address = instruction.operands[0], instruction.operands[1]
+        if nbytes is None or not isinstance(address, Address):
+            return None
+        start = _read(address.target, 64, state, self._addresses)
+        start = known_bits.add(start, make_constant(address.offset, 64))
+        items = target.items if isinstance(target, Vector) else (target,)
+        is_parameter = instruction.opcode.startswith("ld.param")
+        read_memory = self._read_parameter if is_parameter else self._read_shared
+        return [
+            (item, value)
+            for number, item in enumerate(items)
+            if isinstance(item, Register)
+            and (value := read_memory(start, number * nbytes, nbytes)) is not None
+        ]
+
+    def _read_parameter(self, start: KnownBits, offset: int, nbytes: int) -> KnownBits | None:
+        if start.constant is None:
+            return None
+        first = start.constant - PARAMETER_START + offset
+        found = [self._parameter_bytes.get(first + i) for i in range(nbytes)]
+        known = bytes(byte for byte in found if byte is not None)
+        if len(known) < nbytes:
+            return None
+        return make_constant(int.from_bytes(known, "little"), 8 * nbytes)
+
+    def _read_shared(self, start: KnownBits, offset: int, nbytes: int) -> KnownBits | None:
+        first = start.read_field(0, SHARED_OFFSET_BITS)
+        is_tensor_address = first in self._tensor_address_offsets and not offset and nbytes == 4
+        return make_constant(0, 32) if is_tensor_address else None
+
+
+def _join_states(first: _State, second: _State) -> _State:
+    joined = {}
+    for name, value in first.items():
+        other = second.get(name)
+        if other is not None:
+            both = known_bits.join(value, other)
+            if both.mask:
+                joined[name] = both
+    return joined
+
+
+def _read(
+    operand: Operand, width: int, state: Mapping[str, KnownBits], addresses: Mapping[str, int]
+) -> KnownBits:
+    match operand:
+        case Register(name):
+            value = state.get(name)
+            if value is not None:
+                return value.resize(width)
+            return make_constant(0, width) if name in _FIRST_CTA else make_unknown(width)
+        case Negated(register):
+            return known_bits.invert(_read(register, width, state, addresses))
+        case Immediate(bits=bits, float_bits=0):
+            return make_constant(bits, width)
+        case Symbol(name) if name in addresses:
+            return make_constant(addresses[name], width)
+        case SymbolOffset(name, offset, mask=None) if name in addresses:
+            return make_constant(addresses[name] + offset, width)
+    return make_unknown(width)
