@@ -1,0 +1,323 @@
+"""A QuantizedLinear as the tensors that the Blackwell kernels read; torch only, done once a layer.
+
+The GEMM adds the 4-bit product P and the low-rank branch in one accumulator and has one factor a
+column:
+
+    y[m, n] = (P[m, n] + sum_r lora_act[m, r] * lora_up'[n, r]) * factor[n] * alpha + bias[n]
+
+`factor` is the static global scales times channel_scale, alpha a dynamic activation scale (else
+1). The low-rank branch is not scaled by any of them, so they are divided out of its operands:
+
+    lora_up'[n, r] = lora_up[n, r] / factor[n] / 2^s                   here; float64, rounded once
+    lora_act[m, r] = sum_k x[m, k] * lora_down[r, k] * 2^s / alpha     in the quantize kernel
+
+2^s (`lora_act_scale`) keeps both in the range of their dtype; `halfbyte.kernels.gemm_w4a4.balance`
+chooses it and proves the range. Where a factor is zero the 4-bit product of the column vanishes:
+its block scales (E8M0 has no zero: its codes) are zeroed, the zero among its factors becomes 1, and
+the column is the low-rank branch plus bias.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Final
+
+import torch
+
+from halfbyte.errors import FormatError, UnsupportedHardwareError
+from halfbyte.formats.activation import ActivationFormat
+from halfbyte.formats.block_scaled_tensor import BlockScaledTensor
+from halfbyte.formats.quantized_linear import QuantizedLinear
+from halfbyte.formats.scale_layout import pack_scales
+from halfbyte.kernels.gemm_w4a4.balance import ActivationRange, LowRankRange, choose_exponent
+
+LORA_DTYPES: Final = (torch.float16, torch.bfloat16)
+K_MULTIPLE: Final = 32  # codes: a row stride of 16 bytes, which TMA wants
+RANK_MULTIPLE: Final = 8  # fp16 or bf16 numbers: 16 bytes
+POINTER_BYTES: Final = 16  # TMA's alignment of a global address
+SF_LAYOUT: Final = "swizzled_128x4"
+
+# By (element, block scale): what the block-scaled MMA kinds of sm_100a and sm_103a multiply.
+_KERNEL_FORMATS: Final = {("e2m1", "e4m3"): "nvfp4", ("e2m1", "e8m0"): "mxfp4"}
+_CPU_RUNS_IT: Final = "the cpu backend runs it: .to('cpu')"
+_LARGEST_SCALE_BYTE: Final = {"e4m3": 0x7E, "e8m0": 0xFE}  # above: NaN, or a sign that UE4M3 lacks
+LARGEST_TWO_LEVEL: Final = 6.0 * 448.0  # largest E2M1 number times largest E4M3 scale
+EXPECTED_ONE_LEVEL: Final = 64.0  # |x / smooth| where no global scale tells: see `balance`
+_SMALLEST_FACTOR: Final = 2.0**-126  # float32's smallest normal number
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedLinear:
+    """The tensors of one linear in the layouts that the kernels read; all padding is zero.
+
+    Attributes:
+        block_format: "nvfp4" (E4M3 scales, blocks of 16) or "mxfp4" (E8M0, blocks of 32).
+        activation: how x is quantized.
+        columns: K, before padding to K_pad, a multiple of 32.
+        rank: R, before padding to R_pad, a multiple of 8; 0 without a low-rank branch.
+        weight_codes: [N, K_pad/2] uint8, the low nibble holding the even column; it is the record's
+            own tensor where that has this layout already.
+        weight_sf: flat uint8, block scales of [N, ceil(K/block)] as "swizzled_128x4".
+        lora_down: [R_pad, K_pad] fp16 or bf16, of the raw x; None for rank 0.
+        lora_up: [N, R_pad] of that dtype, divided by column_scale and lora_act_scale; or None.
+        lora_act_scale: a power of two; what the quantize kernel multiplies x @ lora_down.T by.
+        column_scale: [N] float32, static global scales times channel_scale; None for all ones.
+        bias: [N] float32 or None.
+        smooth: [K] float32 or None; x is divided by it before it is quantized.
+        activation_global_scale: [1] float32, for a static activation format only.
+        shared_bytes: bytes of `num_bytes` that are the record's own.
+    """
+
+    block_format: str
+    activation: ActivationFormat
+    columns: int
+    rank: int
+    weight_codes: torch.Tensor
+    weight_sf: torch.Tensor
+    lora_down: torch.Tensor | None
+    lora_up: torch.Tensor | None
+    lora_act_scale: float
+    column_scale: torch.Tensor | None
+    bias: torch.Tensor | None
+    smooth: torch.Tensor | None
+    activation_global_scale: torch.Tensor | None
+    shared_bytes: int
+
+    @property
+    def out_features(self) -> int:
+        """N."""
+        return self.weight_codes.shape[0]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors, `shared_bytes` included."""
+        parts = (getattr(self, field.name) for field in fields(self))
+        return sum(_count_bytes(part) for part in parts if isinstance(part, torch.Tensor))
+
+
+def place_linear(linear: QuantizedLinear, dtype: torch.dtype) -> PlacedLinear:
+    """Return the tensors of `linear` as the Blackwell kernels read them, on its device.
+
+    Args:
+        linear: NVFP4 weights with NVFP4 activations, or MXFP4 with MXFP4.
+        dtype: of x, lora_act, lora_down and lora_up: float16 or bfloat16.
+
+    Raises:
+        UnsupportedHardwareError: INT4, weight-only or mixed formats, with what runs them.
+        FormatError: values that are not finite, negative or NaN block scales, and low-rank factors
+            that leave the range of `dtype` or lose bits that the dtype itself would keep.
+    """
+    check_runs_on_blackwell(linear)
+    if dtype not in LORA_DTYPES:
+        raise FormatError(f"dtype {dtype}: the low-rank operands are float16 or bfloat16")
+    assert linear.activation is not None  # check_runs_on_blackwell refused weight-only
+    _check_values(linear)
+    global_scales = (linear.weight.global_scale, linear.activation_global_scale)
+    channel_scale = linear.channel_scale
+    if channel_scale is None:
+        channel_scale = torch.ones(linear.out_features, device=linear.weight.data.device)
+    factor, is_zero = make_factors(global_scales, channel_scale)
+    codes, sf = place_weight(linear.weight, is_zero)
+    lora_down, lora_up, exponent = _place_low_rank(linear, factor, dtype)
+    is_shared = codes is linear.weight.data
+    return PlacedLinear(
+        block_format=_KERNEL_FORMATS[linear.weight.format.element, linear.weight.format.scale],
+        activation=linear.activation,
+        columns=linear.in_features,
+        rank=linear.rank,
+        weight_codes=codes,
+        weight_sf=sf,
+        lora_down=lora_down,
+        lora_up=lora_up,
+        lora_act_scale=2.0**exponent,
+        column_scale=None if bool((factor == 1).all()) else factor,
+        bias=_to_float32(linear.bias),
+        smooth=_to_float32(linear.smooth),
+        activation_global_scale=_to_scalar(linear.activation_global_scale),
+        shared_bytes=_count_bytes(codes) if is_shared else 0,
+    )
+
+
+def check_runs_on_blackwell(linear: QuantizedLinear) -> None:
+    """Raise UnsupportedHardwareError for formats that tcgen05 has no block-scaled MMA for."""
+    weight, activation = linear.weight.format, linear.activation
+    if activation is None:
+        raise UnsupportedHardwareError(
+            f"weight-only {weight.name} (no activation format): the Blackwell kernel multiplies "
+            f"two 4-bit operands; {_CPU_RUNS_IT}"
+        )
+    kinds = [(one.element, one.scale) for one in (weight, activation.block_format)]
+    for name, kind in zip((weight.name, activation.name), kinds, strict=True):
+        if kind not in _KERNEL_FORMATS:
+            raise UnsupportedHardwareError(
+                f"format {name!r}: Blackwell's tensor cores multiply NVFP4 or MXFP4 blocks, and "
+                f"have no INT4 kind; {_CPU_RUNS_IT}"
+            )
+    if kinds[0] != kinds[1]:
+        raise UnsupportedHardwareError(
+            f"weight {weight.name!r} with activation {activation.name!r}: one MMA takes NVFP4 or "
+            f"MXFP4 for both operands; {_CPU_RUNS_IT}"
+        )
+
+
+def round_up(value: int, multiple: int) -> int:
+    """Return the smallest multiple that is at least `value`."""
+    return -(-value // multiple) * multiple
+
+
+def _check_values(linear: QuantizedLinear) -> None:
+    """Raise FormatError naming the first part with a value that no product survives."""
+    parts = {
+        "weight_global_scale": linear.weight.global_scale,
+        "activation_global_scale": linear.activation_global_scale,
+        "channel_scale": linear.channel_scale,
+        "smooth": linear.smooth,
+        "lora_down": linear.lora_down,
+        "lora_up": linear.lora_up,
+        "bias": linear.bias,
+    }
+    for name, part in parts.items():
+        if part is not None and not bool(torch.isfinite(part).all()):
+            raise FormatError(f"{name}{_name_first(~torch.isfinite(part), part)}, wanted finite")
+    if linear.smooth is not None and not bool((linear.smooth > 0).all()):
+        wrong = _name_first(linear.smooth <= 0, linear.smooth)
+        raise FormatError(f"smooth{wrong}, wanted positive: x is divided by it")
+    scales = linear.weight.scales.view(torch.uint8)
+    is_bad = scales > _LARGEST_SCALE_BYTE[linear.weight.format.scale]
+    if bool(is_bad.any()):
+        raise FormatError(
+            f"weight_scales{_name_first(is_bad, scales)}: a NaN or negative "
+            f"{linear.weight.format.scale} scale, and tensor cores read no sign; quantize it again"
+        )
+
+
+def _name_first(is_bad: torch.Tensor, part: torch.Tensor) -> str:
+    """Return e.g. `[3, 7] is nan` of the first marked element."""
+    index = tuple(torch.nonzero(is_bad)[0].tolist())
+    place = str(list(index)) if index else ""
+    return f"{place} is {part[index].item()}"
+
+
+def make_factors(
+    global_scales: Sequence[torch.Tensor | None], channel_scale: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (factor [N] float32 without zeros, [N] bool: where the 4-bit product vanishes).
+
+    A product below float32's smallest normal number counts as zero: what it would scale is below
+    2^41 (two operands of at most 2688, K up to 2^18), the column below 2^-85.
+    """
+    channel = channel_scale.double()
+    alpha = torch.ones((), dtype=torch.float64, device=channel.device)
+    for part in global_scales:
+        alpha = alpha if part is None else alpha * part.double()
+    is_zero = (alpha * channel).abs() < _SMALLEST_FACTOR
+    kept_alpha = torch.where(alpha.abs() < _SMALLEST_FACTOR, torch.ones_like(alpha), alpha)
+    factor = torch.where(is_zero, kept_alpha, alpha * channel).float()
+    if not bool(torch.isfinite(factor).all()):
+        n_bad = int(torch.nonzero(~torch.isfinite(factor))[0])
+        raise FormatError(
+            f"channel_scale[{n_bad}] = {channel[n_bad].item():g} times the global scales "
+            f"{alpha.item():g} leaves float32; divide the scales at the source"
+        )
+    return factor, is_zero
+
+
+def place_weight(
+    weight: BlockScaledTensor, is_zero: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (codes, sf), zeroed where `is_zero` [N] says that the column's product vanishes."""
+    n, k = weight.shape
+    scales = weight.scales.view(torch.uint8)
+    codes = weight.data
+    row_bytes = round_up(k, K_MULTIPLE) // 2
+    is_placed = codes.shape[1] == row_bytes and codes.is_contiguous() and k % K_MULTIPLE == 0
+    if not is_placed or codes.data_ptr() % POINTER_BYTES:
+        codes = torch.zeros((n, row_bytes), dtype=torch.uint8, device=weight.data.device)
+        used = -(-k // 2)
+        codes[:, :used] = weight.data[:, :used]
+        if k % 2:
+            codes[:, used - 1] &= 0x0F
+    if bool(is_zero.any()):
+        if weight.format.scale == "e4m3":
+            scales = scales.masked_fill(is_zero[:, None], 0)
+        else:  # E8M0 byte 0 is 2^-127
+            codes = codes.masked_fill(is_zero[:, None], 0)
+    return codes, pack_scales(scales, SF_LAYOUT).flatten()
+
+
+def _place_low_rank(
+    linear: QuantizedLinear, factor: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor | None, torch.Tensor | None, int]:
+    """Return (lora_down, lora_up, the exponent of lora_act_scale)."""
+    if linear.lora_down is None or linear.lora_up is None or linear.rank == 0:
+        return None, None, 0
+    k, rank = linear.in_features, linear.rank
+    padded_rank = round_up(rank, RANK_MULTIPLE)
+    device = linear.lora_down.device
+    lora_down = torch.zeros((padded_rank, round_up(k, K_MULTIPLE)), dtype=dtype, device=device)
+    lora_down[:rank, :k] = linear.lora_down
+    if not bool(torch.isfinite(lora_down).all()):
+        largest = linear.lora_down.abs().max().item()
+        raise FormatError(
+            f"lora_down: {linear.lora_down.dtype} up to {largest:g} does not fit {dtype}; run the "
+            "layer in torch.bfloat16"
+        )
+    activation = _bound_lora_act(linear, lora_down[:rank, :k])
+    lora_up, exponent = place_lora_up(linear.lora_up, factor, dtype, activation)
+    return lora_down, lora_up, exponent
+
+
+def place_lora_up(
+    lora_up: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype, activation: ActivationRange
+) -> tuple[torch.Tensor, int]:
+    """Return (lora_up / factor / 2^s [N, R_pad] of `dtype`, s).
+
+    Args:
+        lora_up: [N, R] float.
+        factor: [N] float32, what the kernel multiplies column n by; no zeros.
+        dtype: float16 or bfloat16.
+        activation: how large |lora_act| gets, before it is multiplied by 2^s.
+
+    Raises FormatError where no s keeps both operands in range.
+    """
+    n, rank = lora_up.shape
+    scaled = lora_up.double() / factor.double()[:, None]
+    extent = LowRankRange(
+        dtype=dtype,
+        factor=factor.double().abs(),
+        up_max=scaled.abs().amax(1),
+        activation=activation,
+    )
+    exponent = choose_exponent(extent)
+    placed = torch.zeros((n, round_up(rank, RANK_MULTIPLE)), dtype=dtype, device=lora_up.device)
+    placed[:, :rank] = scaled * 2.0**-exponent
+    return placed, exponent
+
+
+def _bound_lora_act(linear: QuantizedLinear, lora_down: torch.Tensor) -> ActivationRange:
+    """Return the range of x @ lora_down.T / alpha by `balance` (3), for lora_down [R, K]."""
+    assert linear.activation is not None
+    if lora_down.numel() == 0:
+        return ActivationRange(0.0, 0.0)
+    weights = lora_down.double()
+    if linear.smooth is not None:
+        weights = weights * linear.smooth.double()
+    largest = LARGEST_TWO_LEVEL
+    if linear.activation_global_scale is not None:
+        largest *= float(linear.activation_global_scale)
+    expected = EXPECTED_ONE_LEVEL if linear.activation.global_scale == "none" else largest
+    return ActivationRange(
+        bound=float(weights.abs().sum(1).max()) * largest,
+        expected=float(weights.square().sum(1).max().sqrt()) * expected,
+    )
+
+
+def _to_float32(part: torch.Tensor | None) -> torch.Tensor | None:
+    return None if part is None else part.detach().float().contiguous()
+
+
+def _to_scalar(part: torch.Tensor | None) -> torch.Tensor | None:
+    return None if part is None else part.detach().reshape(1)
+
+
+def _count_bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
