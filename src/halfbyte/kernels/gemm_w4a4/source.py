@@ -1,0 +1,65 @@
+"""The GEMM as a KernelSource: what it is compiled from and with which arguments it is called."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from halfbyte.device.kernel_source import KernelSource
+from halfbyte.kernels.gemm_w4a4.config import GemmConfig, check_legal
+
+MODULES: Final = (
+    "halfbyte.device.accumulator_pair",
+    "halfbyte.device.epilogue_values",
+    "halfbyte.device.operand_load",
+    "halfbyte.device.output_store",
+    "halfbyte.device.ring_position",
+    "halfbyte.device.scale_copy",
+    "halfbyte.device.scaled_product",
+    "halfbyte.device.tile_scheduler",
+    "halfbyte.kernels.gemm_w4a4.buffers",
+    "halfbyte.kernels.gemm_w4a4.config",
+    "halfbyte.kernels.gemm_w4a4.layouts",
+    "halfbyte.kernels.gemm_w4a4.sm100",
+    "halfbyte.kernels.gemm_w4a4.source",
+)
+
+
+def make_source(config: GemmConfig) -> KernelSource:
+    """Return the kernel of a configuration; FormatError where it is not legal.
+
+    The compiled function is called with, in this order:
+
+        act_codes uint8 [M, K_pad / 2], act_sf uint8 flat,
+        weight_codes uint8 [N, K_pad / 2], weight_sf uint8 flat,
+        lora_act [M, R_pad], lora_up [N, R_pad]     (with a low-rank branch)
+        column_scale float32 [N]                    (has_column_scale)
+        bias float32 [N]                            (has_bias)
+        next_smooth float32 [N]                     (has_next_smooth)
+        alpha float32 [1]                           (has_alpha)
+        y [M, N], rows at least N apart             (output "dense" or "both")
+        next_codes uint8 [M, bytes], next_sf uint8  (output "nvfp4" or "both")
+        max_clusters int: clusters of the static scheduler's grid
+
+    Rows start at multiples of 16 bytes; `kernels.gemm_w4a4.placement` makes such operands.
+    """
+    check_legal(config)
+    return KernelSource("gemm_w4a4", config, config.target, MODULES, lambda: _make(config))
+
+
+def list_arguments(config: GemmConfig) -> tuple[str, ...]:
+    """Return the names of the tensors that the compiled function takes, in order."""
+    epilogue = config.epilogue
+    names = ["act_codes", "act_sf", "weight_codes", "weight_sf"]
+    names += ["lora_act", "lora_up"] if config.low_rank is not None else []
+    names += ["column_scale"] if epilogue.has_column_scale else []
+    names += ["bias"] if epilogue.has_bias else []
+    names += ["next_smooth"] if epilogue.has_next_smooth else []
+    names += ["alpha"] if epilogue.has_alpha else []
+    names += ["y"] if epilogue.output in ("dense", "both") else []
+    names += ["next_codes", "next_sf"] if epilogue.output in ("nvfp4", "both") else []
+    return tuple(names)
+
+
+def _make(config: GemmConfig) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    from halfbyte.kernels.gemm_w4a4.host import make_host_function
+
+    return make_host_function(config, list_arguments(config))
