@@ -98,6 +98,11 @@ def _keep_ptx(compile_module: Callable[..., Any]) -> Callable[..., Any]:
 
 def _add_ptx_to_images(module: Any, texts: list[str]) -> None:
     """Rewrite every kernel image among the module's constants; one PTX file belongs to all."""
+    change_images(module, lambda image: add_ptx(image, _choose_ptx(image, texts)))
+
+
+def change_images(module: Any, change: Callable[[bytes], bytes]) -> None:
+    """Replace every kernel image among the constants of a compiled MLIR module."""
     ir = importlib.import_module("cutlass._mlir.ir")
     for operation in module.body.operations:
         attributes = operation.operation.attributes
@@ -106,7 +111,7 @@ def _add_ptx_to_images(module: Any, texts: list[str]) -> None:
         value = getattr(attributes["value"], "value_bytes", b"")
         if not value.startswith(_IMAGE_START):
             continue
-        image = add_ptx(value, _choose_ptx(value, texts))
+        image = change(value)
         with module.context, operation.operation.location:
             attributes["value"] = ir.StringAttr.get(image)
             kind = ir.Type.parse(f"!llvm.array<{len(image)} x i8>")

@@ -93,6 +93,26 @@ def add_ptx(image: bytes, ptx: str) -> bytes:
     return _HEADER.pack(magic, version, header_bytes, len(body)) + image[16:header_bytes] + body
 
 
+def strip_ptx(image: bytes) -> bytes:
+    """Return the fat binary `image` without its PTX entries: machine code alone.
+
+    Raises:
+        FormatError: `image` is no fat binary, or its entries run past its end.
+    """
+    if not image.startswith(struct.pack("<I", FAT_BINARY_MAGIC)):
+        raise FormatError("PTX can be taken out of a fat binary only; the image has another magic")
+    magic, version, offset, body_bytes = _HEADER.unpack_from(image)
+    header, end, kept = image[:offset], offset + body_bytes, b""
+    while offset + _ENTRY.size <= end:
+        kind, _, entry_header_bytes, entry_bytes = _ENTRY.unpack_from(image, offset)
+        next_offset = offset + entry_header_bytes + entry_bytes
+        if entry_header_bytes < _ENTRY.size or next_offset > end:
+            raise FormatError(f"the fat binary's entry at byte {offset} runs past its end")
+        kept += b"" if kind == _KIND_PTX else image[offset:next_offset]
+        offset = next_offset
+    return _HEADER.pack(magic, version, len(header), len(kept)) + header[_HEADER.size :] + kept
+
+
 class PtxStore:
     """The PTX of images that do not carry it themselves, by the image's SHA-256."""
 

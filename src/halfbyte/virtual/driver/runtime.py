@@ -24,6 +24,9 @@ from halfbyte.virtual.driver.launches import LaunchLog, LaunchRecord, LaunchRequ
 from halfbyte.virtual.occupancy import count_ctas_per_sm
 
 COOPERATIVE_LAUNCH_TOO_LARGE = 720  # cudaErrorCooperativeLaunchTooLarge
+# Of all runtimes of the process: host code that outlives its runtime unloads its kernels late, and
+# must not hit another runtime's object.
+_handles = itertools.count(0x10000, 16)
 _SHORTEST_EVENT_MS = 1e-3  # two events without work between them; programs divide by it
 
 
@@ -89,7 +92,6 @@ class VirtualRuntime:
         self.fault: BaseException | None = None
         self.recording: Recording | None = None
         self.clock_ms = 0.0
-        self._handles = itertools.count(0x10000, 16)
         self._objects: dict[int, Any] = {}
         self._buffers: dict[int, npt.NDArray[np.uint8]] = {}
 
@@ -97,7 +99,7 @@ class VirtualRuntime:
 
     def keep(self, value: Any) -> int:
         """Return a handle for an object of the runtime."""
-        handle = next(self._handles)
+        handle = next(_handles)
         self._objects[handle] = value
         return handle
 
