@@ -11,6 +11,7 @@ from halfbyte.ptx.control_flow import ControlFlow, make_control_flow
 from halfbyte.ptx.dominators import DominatorTree, find_dominators
 from halfbyte.ptx.inline_calls import inline_calls
 from halfbyte.ptx.parser import parse
+from halfbyte.ptx.register_effects import RegisterEffects, find_effects
 from halfbyte.ptx.scopes import FlatBody
 from halfbyte.ptx.syntax import Instruction, Kernel, Module
 from halfbyte.virtual.lowering import KernelLayout, make_layout
@@ -45,6 +46,11 @@ class KernelText:
     def loops(self) -> tuple[Loop, ...]:
         """Natural loops, smallest first."""
         return find_loops(self.flow, self.dominators)
+
+    @cached_property
+    def effects(self) -> tuple[RegisterEffects, ...]:
+        """The registers that each instruction reads and writes."""
+        return tuple(map(find_effects, self.flow.instructions))
 
     @cached_property
     def blocks(self) -> list[int]:

@@ -11,9 +11,9 @@ kind of block): then all of them are listed.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from halfbyte.checks.first_pass import FirstPass
 from halfbyte.checks.instruction_descriptor import ScaledMmaForm, read_scaled_form
 from halfbyte.checks.known_bits import KnownBits
+from halfbyte.checks.register_values import RegisterValues
 from halfbyte.checks.tma_loads import TmaLoad, list_tma_loads
 from halfbyte.ptx.syntax import Address
 
@@ -82,7 +82,7 @@ class ScaledMma:
 
 
 def list_scaled_mma(
-    values: FirstPass, parameters: Sequence[bytes] | None = None
+    values: RegisterValues, parameters: Sequence[bytes] | None = None
 ) -> tuple[ScaledMma, ...]:
     """Return the block-scaled MMAs of a kernel, in the order of its text."""
     loads = list_tma_loads(values, parameters)
@@ -127,7 +127,7 @@ def _count_scale_columns(form: ScaledMmaForm) -> tuple[int, int]:
     return first, second
 
 
-def list_scale_copies(values: FirstPass) -> tuple[ScaleCopy, ...]:
+def list_scale_copies(values: RegisterValues) -> tuple[ScaleCopy, ...]:
     """Return the copies from shared to tensor memory."""
     copies = []
     for index, instruction in values.kernel.list_instructions("tcgen05.cp."):

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from halfbyte.checks.finding import CheckFinding, CheckReport, Evidence, Severity
-from halfbyte.checks.first_pass import FirstPass, find_first_pass
 from halfbyte.checks.kernel_text import KernelText
+from halfbyte.checks.register_values import RegisterValues, find_first_pass
 from halfbyte.checks.scaled_mma import ScaledMma, ScaleSource, list_scaled_mma
 from halfbyte.checks.tma_loads import TmaLoad
 from halfbyte.errors import UsageError
@@ -103,7 +103,7 @@ def _merge(findings: Sequence[CheckFinding]) -> tuple[CheckFinding, ...]:
 
 @dataclass(frozen=True)
 class _Check:
-    values: FirstPass
+    values: RegisterValues
     wanted: ScaledMmaExpectation
 
     def list_findings(self, product: ScaledMma) -> Iterator[CheckFinding]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from halfbyte.checks.first_pass import FirstPass
+from halfbyte.checks.register_values import RegisterValues
 from halfbyte.errors import TensorMapError
 from halfbyte.ptx.syntax import TensorAddress
 from halfbyte.virtual.tensor_map_decode import TensorMap, decode_tensor_map
@@ -48,7 +48,7 @@ class TmaLoad:
 
 
 def list_tma_loads(
-    values: FirstPass, parameters: Sequence[bytes] | None = None
+    values: RegisterValues, parameters: Sequence[bytes] | None = None
 ) -> tuple[TmaLoad, ...]:
     """Return the tensor loads of a kernel, in the order of its text.
 

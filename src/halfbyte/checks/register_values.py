@@ -1,8 +1,9 @@
-"""Values of registers when every loop of a kernel is in its first pass.
+"""Values of registers, as far as a kernel's text and its launch decide them.
 
-The first pass is what a fresh barrier, the first stage of a ring and the first k-block meet: the
-analysis leaves out the edges that go back into a loop and keeps, bit by bit, what holds on all
-paths. The values are those of the grid's first CTA, rank 0 of its cluster. Variables have
+`find_first_pass` tells what they are when every loop is in its first pass, which is what a fresh
+barrier, the first stage of a ring and the first k-block meet: it leaves out the edges that go back
+into a loop. `find_lasting` tells what they are in every pass. Both keep, bit by bit, what holds on
+all paths. The values are those of the grid's first CTA, rank 0 of its cluster. Variables have
 addresses: shared ones where the virtual GPU puts them, tensor memory at column 0 (where a kernel
 that is alone on its SM gets it), parameters at numbers from `PARAMETER_START` on, which
 `find_parameter` turns back.
@@ -16,7 +17,7 @@ from halfbyte.checks.instruction_values import Results, find_results
 from halfbyte.checks.kernel_text import KernelText
 from halfbyte.checks.known_bits import KnownBits, make_constant, make_unknown
 from halfbyte.checks.loops import order_blocks
-from halfbyte.ptx.register_effects import find_effects, list_registers
+from halfbyte.ptx.register_effects import list_registers
 from halfbyte.ptx.syntax import (
     Address,
     Immediate,
@@ -43,7 +44,7 @@ _State = dict[str, KnownBits]
 
 
 @dataclass(frozen=True, eq=False)
-class FirstPass:
+class RegisterValues:
     """The values before each instruction.
 
     Attributes:
@@ -82,27 +83,40 @@ class FirstPass:
         return None
 
 
-def find_first_pass(kernel: KernelText, parameters: Sequence[bytes] | None = None) -> FirstPass:
+def find_first_pass(
+    kernel: KernelText, parameters: Sequence[bytes] | None = None
+) -> RegisterValues:
     """Return the values of the first pass through every loop.
 
     Args:
         kernel: the kernel.
         parameters: bytes of each parameter of a launch; without them they are unknown.
     """
+    return _find_values(kernel, parameters, follows_loops=False)
+
+
+def find_lasting(kernel: KernelText, parameters: Sequence[bytes] | None = None) -> RegisterValues:
+    """Return the values that hold in every pass through every loop; arguments as above."""
+    return _find_values(kernel, parameters, follows_loops=True)
+
+
+def _find_values(
+    kernel: KernelText, parameters: Sequence[bytes] | None, follows_loops: bool
+) -> RegisterValues:
     addresses = {
         **kernel.layout.shared,
         **{name: PARAMETER_START + at for name, at in kernel.layout.parameter.items()},
     }
-    parameter_bytes = _place_parameters(kernel, parameters)
-    first = _Evaluation(kernel, addresses, parameter_bytes, frozenset()).run()
+    known = _place_parameters(kernel, parameters)
+    first = _Evaluation(kernel, addresses, known, frozenset()).run()
     allocated = frozenset(
         offset
         for index, instruction in kernel.list_instructions("tcgen05.alloc")
         if (offset := first.read_shared_offset(index, instruction.operands[0])) is not None
     )
-    if not allocated:
+    if not allocated and not follows_loops:
         return first
-    return _Evaluation(kernel, addresses, parameter_bytes, allocated).run()
+    return _Evaluation(kernel, addresses, known, allocated).run(follows_loops)
 
 
 def _place_parameters(kernel: KernelText, parameters: Sequence[bytes] | None) -> Mapping[int, int]:
@@ -136,26 +150,34 @@ class _Evaluation:
             for name, kind in kernel.body.registers.items()
         }
 
-    def run(self) -> FirstPass:
+    def run(self, follows_loops: bool = False) -> RegisterValues:
+        """Walk until nothing changes; in one walk where loops are left out."""
         flow = self._kernel.flow
         order = order_blocks(flow)
         position = {block: number for number, block in enumerate(order)}
         entering: dict[int, _State] = {0: {}}
         before: list[_State | None] = [None] * len(flow.instructions)
-        for block in order:
-            state = entering.pop(block)
+        waiting = set(order)
+        while waiting:
+            block = min(waiting, key=position.__getitem__)
+            waiting.remove(block)
+            state = dict(entering.get(block, {}))
             for index in flow.block_range(block):
-                before[index] = self._step(flow.instructions[index], state)
+                before[index] = self._step(index, state)
             for target in flow.successors[block]:
-                if target == flow.exit or position[target] <= position[block]:
+                is_back = target == flow.exit or position[target] <= position[block]
+                if target == flow.exit or (is_back and not follows_loops):
                     continue
                 known = entering.get(target)
-                entering[target] = dict(state) if known is None else _join_states(known, state)
-        return FirstPass(self._kernel, tuple(before), self._addresses)
+                joined = state if known is None else _join_states(known, state)
+                if joined != known:
+                    entering[target] = dict(joined)
+                    waiting.add(target)
+        return RegisterValues(self._kernel, tuple(before), self._addresses)
 
-    def _step(self, instruction: Instruction, state: _State) -> _State:
+    def _step(self, index: int, state: _State) -> _State:
         """Change `state` as the instruction does; return what it read of it."""
-        effects = find_effects(instruction)
+        instruction, effects = self._kernel.flow.instructions[index], self._kernel.effects[index]
         read = {
             name: state[name]
             for operand in instruction.operands
