@@ -4,12 +4,14 @@ Each op is registered as `torch.ops.halfbyte.<name>` with a fake kernel, so that
 torch.export and meta tensors work. None has a backward pass: 4-bit linears are for inference.
 """
 
+from halfbyte.ops.backends import BACKENDS
 from halfbyte.ops.gemm_w4a4 import gemm_w4a4
 from halfbyte.ops.linear_parts import PART_NAMES, LinearSpec, decode_spec, list_parts, make_spec
 from halfbyte.ops.quantize_act_lora import quantize_act_lora
 from halfbyte.ops.w4a4_linear import w4a4_linear
 
 __all__ = [
+    "BACKENDS",
     "PART_NAMES",
     "LinearSpec",
     "decode_spec",

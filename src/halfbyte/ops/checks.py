@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
-from halfbyte.errors import FormatError, UnsupportedHardwareError
+from halfbyte.errors import FormatError
 from halfbyte.formats.dtypes import FLOAT_DTYPES
+from halfbyte.ops.backends import Backend, choose_backend
 from halfbyte.ops.linear_parts import PART_NAMES, LinearSpec
 
 
@@ -35,22 +36,12 @@ def check_same_device(device: torch.device, parts: Sequence[torch.Tensor]) -> No
             raise FormatError(f"{name} is on {part.device}, x on {device}: move them together")
 
 
-def check_device(op: str, device: torch.device, parts: Sequence[torch.Tensor]) -> None:
-    """Raise unless all tensors are on `device` and a kernel of `op` runs there.
+def check_device(
+    op: str, device: torch.device, parts: Sequence[torch.Tensor], backend: str = "auto"
+) -> Backend:
+    """Return who runs `op`, for tensors that are all on `device`.
 
-    FormatError names the part on another device; UnsupportedHardwareError the GPU at hand.
+    FormatError names the part on another device; further errors are those of `choose_backend`.
     """
     check_same_device(device, parts)
-    if device.type != "cpu":
-        raise UnsupportedHardwareError(
-            f"halfbyte::{op} has no kernel for {describe_device(device)}; it runs on: cpu. "
-            "Move the module and its input with .to('cpu')"
-        )
-
-
-def describe_device(device: torch.device) -> str:
-    """Return a device in words, for CUDA with its name and sm number."""
-    if device.type != "cuda":
-        return str(device)
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"{torch.cuda.get_device_name(device)} (sm_{major}{minor})"
+    return choose_backend(op, device, backend)

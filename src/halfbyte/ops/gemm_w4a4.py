@@ -7,6 +7,8 @@ import torch
 from halfbyte.errors import FormatError
 from halfbyte.formats.block_counts import BlockCounts
 from halfbyte.formats.block_scaled_tensor import BlockScaledTensor
+from halfbyte.ops.backends import check_backend, has_kernel_layout, see_session
+from halfbyte.ops.blackwell import QuantizedInput, check_kernel_dtype, multiply_input
 from halfbyte.ops.checks import check_device, check_float_dtype, check_same_device
 from halfbyte.ops.linear_parts import (
     LinearSpec,
@@ -16,6 +18,7 @@ from halfbyte.ops.linear_parts import (
     rank_of,
     scales_from_bytes,
 )
+from halfbyte.ops.placed_linears import find_placed
 
 _NUM_ACT_PARTS = 4  # codes, scales, global_scale, lora_act
 
@@ -23,10 +26,15 @@ _NUM_ACT_PARTS = 4  # codes, scales, global_scale, lora_act
 @torch.library.custom_op(
     "halfbyte::gemm_w4a4",
     mutates_args=(),
-    schema="(Tensor[] act, Tensor[] linear, str spec, ScalarType out_dtype) -> Tensor",
+    schema="(Tensor[] act, Tensor[] linear, str spec, ScalarType out_dtype, "
+    'str backend="auto") -> Tensor',
 )
 def gemm_w4a4(
-    act: Sequence[torch.Tensor], linear: Sequence[torch.Tensor], spec: str, out_dtype: torch.dtype
+    act: Sequence[torch.Tensor],
+    linear: Sequence[torch.Tensor],
+    spec: str,
+    out_dtype: torch.dtype,
+    backend: str = "auto",
 ) -> torch.Tensor:
     """Return y [M, N] in `out_dtype`, rounded once; see `halfbyte.reference.gemm_w4a4`.
 
@@ -34,28 +42,52 @@ def gemm_w4a4(
         act: the four tensors that `quantize_act_lora` returned for the same linear.
         linear: the tensor list of `linear_parts.list_parts`.
         spec: `LinearSpec.encode()` of the linear.
-        out_dtype: float16, bfloat16 or float32.
+        out_dtype: float16, bfloat16 or (on the CPU) float32.
+        backend: one of `backends.BACKENDS`, that of `quantize_act_lora`.
 
-    Raises FormatError for shapes, dtypes or a weight-only spec; UnsupportedHardwareError where
-    no kernel exists for the device.
+    Raises FormatError for shapes, dtypes or a weight-only spec, UsageError for an unknown backend;
+    UnsupportedHardwareError where no kernel exists for the device or the formats.
     """
+    with see_session():
+        parsed = _check(act, spec, out_dtype)
+        chosen = check_device("gemm_w4a4", act[0].device, linear, backend)
+        if chosen.target is None:
+            return _multiply_on_cpu(act, linear, parsed, out_dtype)
+        check_kernel_dtype("out_dtype", out_dtype)
+        lora_dtype = act[3].dtype if rank_of(linear) > 0 else out_dtype
+        check_kernel_dtype("act lora_act", lora_dtype)
+        placed = find_placed(linear, parsed, lora_dtype)
+        return multiply_input(QuantizedInput(*act), placed, out_dtype, chosen)
+
+
+def _multiply_on_cpu(
+    act: Sequence[torch.Tensor],
+    linear: Sequence[torch.Tensor],
+    spec: LinearSpec,
+    out_dtype: torch.dtype,
+) -> torch.Tensor:
     from halfbyte import cpu
 
-    parsed = _check(act, spec, out_dtype)
-    check_device("gemm_w4a4", act[0].device, linear)
-    values = _make_values(act, parsed)
+    values = _make_values(act, spec)
     lora_act = act[3] if rank_of(linear) > 0 else None
     quantized = cpu.QuantizedActivation(values=values, lora_act=lora_act, counts=BlockCounts())
-    y: torch.Tensor = cpu.gemm_w4a4(quantized, make_linear(linear, parsed), out_dtype)
+    y: torch.Tensor = cpu.gemm_w4a4(quantized, make_linear(linear, spec), out_dtype)
     return y
 
 
 @gemm_w4a4.register_fake
 def _(
-    act: Sequence[torch.Tensor], linear: Sequence[torch.Tensor], spec: str, out_dtype: torch.dtype
+    act: Sequence[torch.Tensor],
+    linear: Sequence[torch.Tensor],
+    spec: str,
+    out_dtype: torch.dtype,
+    backend: str = "auto",
 ) -> torch.Tensor:
+    check_backend(backend)
     _check(act, spec, out_dtype)
     check_same_device(act[0].device, linear)
+    if has_kernel_layout(act[0].device, backend):
+        check_kernel_dtype("out_dtype", out_dtype)
     return act[0].new_empty((act[0].shape[0], linear[0].shape[0]), dtype=out_dtype)
 
 

@@ -7,6 +7,9 @@ import torch
 from halfbyte.errors import FormatError
 from halfbyte.formats.activation import ActivationFormat
 from halfbyte.formats.dtypes import FLOAT_BY_NAME
+from halfbyte.formats.quantized_linear import QuantizedLinear
+from halfbyte.ops.backends import check_backend, has_kernel_layout, see_session
+from halfbyte.ops.blackwell import InputShape, allocate_input, check_kernel_dtype, quantize_input
 from halfbyte.ops.checks import check_device, check_input, check_same_device
 from halfbyte.ops.linear_parts import (
     LinearSpec,
@@ -15,39 +18,56 @@ from halfbyte.ops.linear_parts import (
     rank_of,
     scales_to_bytes,
 )
+from halfbyte.ops.placed_linears import find_placed
 
 
 @torch.library.custom_op(
     "halfbyte::quantize_act_lora",
     mutates_args=(),
-    schema="(Tensor x, Tensor[] linear, str spec) -> (Tensor, Tensor, Tensor, Tensor)",
+    schema='(Tensor x, Tensor[] linear, str spec, str backend="auto") '
+    "-> (Tensor, Tensor, Tensor, Tensor)",
 )
 def quantize_act_lora(
-    x: torch.Tensor, linear: Sequence[torch.Tensor], spec: str
+    x: torch.Tensor, linear: Sequence[torch.Tensor], spec: str, backend: str = "auto"
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return (codes, scales, global_scale, lora_act) of x for a linear; see `halfbyte.reference`.
 
     Args:
-        x: [M, K] float16, bfloat16 or float32, any strides.
+        x: [M, K] float16, bfloat16 or (on the CPU) float32, any strides.
         linear: the tensor list of `linear_parts.list_parts`.
         spec: `LinearSpec.encode()` of the linear; it must have an activation format.
+        backend: one of `backends.BACKENDS`.
 
-    Returns:
+    Returns on the CPU:
         codes: [M, row_bytes(K)] uint8, packed low nibble first, padding zero.
         scales: [M, num_blocks(K)] uint8 (E4M3, E8M0) or the activation's float scale dtype.
         global_scale: [] float32, or [0] where the format has none.
         lora_act: [M, R] float32, [M, 0] without a low-rank branch.
+
+    Returns on Blackwell the layouts of `blackwell.QuantizedInput`. lora_act is scaled for this
+    linear there: only linears that share smooth, low-rank factors and scales can share it.
 
     A block with a NaN or an infinity has a NaN scale and zero codes.
 
     Raises FormatError for shapes and dtypes, or a weight-only linear;
     UnsupportedHardwareError where no kernel exists for x's device.
     """
+    with see_session():
+        parsed, activation = _check(x, spec)
+        chosen = check_device("quantize_act_lora", x.device, linear, backend)
+        if chosen.target is None:
+            return _quantize_on_cpu(x, make_linear(linear, parsed), activation)
+        check_kernel_dtype("x", x.dtype)
+        out = quantize_input(x, find_placed(linear, parsed, x.dtype), chosen)
+        return out.codes, out.sf, out.global_scale, out.lora_act
+
+
+def _quantize_on_cpu(
+    x: torch.Tensor, linear: QuantizedLinear, activation: ActivationFormat
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     from halfbyte import cpu
 
-    parsed, activation = _check(x, spec)
-    check_device("quantize_act_lora", x.device, linear)
-    result = cpu.quantize_act_lora(x, make_linear(linear, parsed))
+    result = cpu.quantize_act_lora(x, linear)
     values = result.values
     # cpu may hand back the record's own static scale; an output must not alias an input.
     global_scale = x.new_empty(0, dtype=torch.float32)
@@ -61,12 +81,18 @@ def quantize_act_lora(
 
 @quantize_act_lora.register_fake
 def _(
-    x: torch.Tensor, linear: Sequence[torch.Tensor], spec: str
+    x: torch.Tensor, linear: Sequence[torch.Tensor], spec: str, backend: str = "auto"
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    check_backend(backend)
     parsed, activation = _check(x, spec)
     check_same_device(x.device, linear)
     block_format = activation.block_format
     m = x.shape[0]
+    if has_kernel_layout(x.device, backend):
+        check_kernel_dtype("x", x.dtype)
+        sizes = (parsed.columns, rank_of(linear), block_format.block_size)
+        out = allocate_input(x, InputShape(m, *sizes, block_format.has_global_scale))
+        return out.codes, out.sf, out.global_scale, out.lora_act
     scale_dtype = torch.uint8
     if block_format.scale == "float":
         scale_dtype = FLOAT_BY_NAME[activation.scale_dtype or "float16"]

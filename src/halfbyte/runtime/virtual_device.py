@@ -41,7 +41,7 @@ def run_on_virtual_gpu(
     Args:
         gpu_name: "b200", "b300", "h200" or "rtx5090".
         source: the kernel, for that GPU's target.
-        arguments: CPU tensors, which the kernel may write to, and integers.
+        arguments: CPU tensors, which the kernel may write to, numbers, and tuples of them.
 
     Raises:
         UsageError: a session on another virtual GPU is active.
@@ -139,6 +139,8 @@ class LentTensors:
     def _lend(self, argument: Any) -> Any:
         import torch
 
+        if isinstance(argument, tuple):  # a record of tensors, as host functions take them
+            return tuple(self._lend(one) for one in argument)
         if not isinstance(argument, torch.Tensor):
             return argument
         if argument.device.type != "cpu":

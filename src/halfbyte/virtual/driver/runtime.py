@@ -79,6 +79,7 @@ class VirtualRuntime:
         ptx_store: the PTX of images that do not carry it.
         options: passed to each launch; None for the core's own.
         fault: the error of a call that failed, until it is raised in Python.
+        torch_mode: the torch function mode of a session, for operators, which run outside of it.
     """
 
     def __init__(self, device: Any, options: Any = None) -> None:
@@ -91,6 +92,7 @@ class VirtualRuntime:
         self.ptx_store = PtxStore()
         self.fault: BaseException | None = None
         self.recording: Recording | None = None
+        self.torch_mode: Any = None
         self.clock_ms = 0.0
         self._objects: dict[int, Any] = {}
         self._buffers: dict[int, npt.NDArray[np.uint8]] = {}

@@ -34,7 +34,9 @@ def patch_torch(patches: Patches, runtime: VirtualRuntime) -> Callable[[], None]
     patches.set(torch.compiler, "disable", _compile_nothing)
     entered = ExitStack()
     entered.callback(tensors.close)
+    entered.callback(setattr, runtime, "torch_mode", None)
     entered.enter_context(mode)
+    runtime.torch_mode = mode
     return entered.close
 
 

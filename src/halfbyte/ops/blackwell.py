@@ -1,0 +1,239 @@
+"""The Blackwell kernels behind the ops: output tensors, configurations, launches; no math.
+
+Layouts are those of `kernels.gemm_w4a4.placement`: K_pad is K rounded up to 32, R_pad R rounded up
+to 8. Every tensor that a kernel writes is allocated here and written whole, padding included.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import torch
+
+from halfbyte.errors import FormatError
+from halfbyte.formats.scale_layout import padded_scale_shape
+from halfbyte.kernels.gemm_w4a4.config import EpilogueConfig, GemmConfig, GemmRequest
+from halfbyte.kernels.gemm_w4a4.config import choose_config as choose_gemm_config
+from halfbyte.kernels.gemm_w4a4.placement import (
+    K_MULTIPLE,
+    LORA_DTYPES,
+    RANK_MULTIPLE,
+    SF_LAYOUT,
+    PlacedLinear,
+    round_up,
+)
+from halfbyte.ops.backends import Backend
+
+_ROW_BYTES: Final = 16  # rows that TMA writes are a multiple of 16 bytes apart
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedInput:
+    """What `quantize_act_lora` hands to `gemm_w4a4` on Blackwell.
+
+    Attributes:
+        codes: [M, K_pad/2] uint8. sf: flat uint8, block scales as "swizzled_128x4".
+        global_scale: [] float32, or [0] where the format has none.
+        lora_act: [M, R_pad] in x's dtype, already times `lora_act_scale` and divided by a dynamic
+            global scale; [M, 0] for rank 0.
+    """
+
+    codes: torch.Tensor
+    sf: torch.Tensor
+    global_scale: torch.Tensor
+    lora_act: torch.Tensor
+
+
+@dataclass(frozen=True)
+class InputShape:
+    """Sizes that decide the shapes of a QuantizedInput; `m` may be symbolic."""
+
+    m: int
+    k: int
+    rank: int
+    block_size: int
+    has_global_scale: bool
+
+
+def check_kernel_dtype(name: str, dtype: torch.dtype) -> None:
+    """Raise FormatError unless `dtype` is one that the kernels read and write."""
+    if dtype not in LORA_DTYPES:
+        raise FormatError(
+            f"{name}: dtype {dtype}; the Blackwell kernels read and write float16 and bfloat16, "
+            "and rounding float32 silently would cost its precision: convert with "
+            ".to(torch.bfloat16), or use the cpu backend"
+        )
+
+
+def allocate_input(x: torch.Tensor, shape: InputShape) -> QuantizedInput:
+    """Return uninitialised tensors for x [M, K]; also what the fake kernel returns."""
+    sf_shape = padded_scale_shape(shape.m, -(-shape.k // shape.block_size), SF_LAYOUT)
+    return QuantizedInput(
+        codes=x.new_empty((shape.m, round_up(shape.k, K_MULTIPLE) // 2), dtype=torch.uint8),
+        sf=x.new_empty(sf_shape[0] * sf_shape[1], dtype=torch.uint8),
+        global_scale=x.new_empty(() if shape.has_global_scale else (0,), dtype=torch.float32),
+        lora_act=x.new_empty((shape.m, round_up(shape.rank, RANK_MULTIPLE))),
+    )
+
+
+def describe_shape(m: int, placed: PlacedLinear) -> InputShape:
+    """Return the sizes of an input of `m` rows for a placed linear."""
+    block_format = placed.activation.block_format
+    return InputShape(
+        m, placed.columns, placed.rank, block_format.block_size, block_format.has_global_scale
+    )
+
+
+def quantize_input(x: torch.Tensor, placed: PlacedLinear, backend: Backend) -> QuantizedInput:
+    """Return x [M, K] quantized for `placed`, with its low-rank projection.
+
+    x may have any strides; one whose columns are not adjacent is copied.
+    """
+    check_kernel_dtype("x", x.dtype)
+    out = allocate_input(x, describe_shape(x.shape[0], placed))
+    rule = placed.activation.global_scale
+    if placed.activation_global_scale is not None:
+        out.global_scale.copy_(placed.activation_global_scale.reshape(()))
+    if x.numel() == 0:  # nothing to launch; an amax of nothing gives the scale 1
+        for part in (out.codes, out.sf, out.lora_act):
+            part.zero_()
+        if rule == "dynamic":
+            out.global_scale.fill_(1.0)
+        return out
+    _launch_quantize(x if x.stride(1) == 1 else x.contiguous(), placed, out, backend)
+    return out
+
+
+def _launch_quantize(
+    x: torch.Tensor, placed: PlacedLinear, out: QuantizedInput, backend: Backend
+) -> None:
+    from halfbyte.kernels.quantize_act_lora import config as quantize
+    from halfbyte.kernels.quantize_act_lora.source import make_source
+    from halfbyte.runtime.run_kernel import run_kernel
+
+    m, k = x.shape
+    assert backend.target is not None
+    row_bytes = x.stride(0) * x.element_size()
+    request = quantize.QuantizeRequest(
+        mode=placed.activation.name,
+        dtype=_name_dtype(x.dtype),
+        m=m,
+        k=k,
+        rank=out.lora_act.shape[1],
+        target=backend.target,
+        lora_dtype=_name_dtype(x.dtype),
+        has_smooth=placed.smooth is not None,
+        x_is_aligned=x.data_ptr() % _ROW_BYTES == 0 and (m == 1 or row_bytes % _ROW_BYTES == 0),
+    )
+    rule = placed.activation.global_scale
+    scales: list[torch.Tensor | float | None] = [None, None, None, 1.0, placed.lora_act_scale]
+    if rule != "none":
+        scales[0] = out.global_scale.reshape(1)
+    if rule == "dynamic":  # alpha is g: placement keeps the weight's scale
+        scales[1] = x.new_empty(1, dtype=torch.float32)
+        num_ctas = quantize.count_amax_ctas(m, k, backend.target)
+        scales[2] = x.new_empty(num_ctas, dtype=torch.float32)
+    has_rank = placed.lora_down is not None
+    sf_shape = quantize.act_scale_shape(placed.activation.name, m, k)
+    run_kernel(
+        make_source(quantize.choose_config(request)),
+        x,
+        placed.smooth,
+        placed.lora_down[:, :k] if placed.lora_down is not None else None,
+        out.codes,
+        out.sf.reshape(sf_shape),
+        out.lora_act if has_rank else None,
+        tuple(scales),
+        virtual_gpu=backend.virtual_gpu,
+    )
+
+
+def multiply_input(
+    act: QuantizedInput, placed: PlacedLinear, out_dtype: torch.dtype, backend: Backend
+) -> torch.Tensor:
+    """Return y [M, N] of `out_dtype`, contiguous.
+
+    Raises FormatError for an activation that is not laid out for this linear.
+    """
+    check_kernel_dtype("out_dtype", out_dtype)
+    _check_input_fits(act, placed)
+    m, n, k = act.codes.shape[0], placed.out_features, placed.columns
+    if m == 0 or n == 0:
+        return act.codes.new_empty((m, n), dtype=out_dtype)
+    if k == 0:  # no products: the bias alone, or zeros
+        y = act.codes.new_zeros((m, n), dtype=out_dtype)
+        return y if placed.bias is None else y.copy_(placed.bias)
+    # Rows start at multiples of 16 bytes; where N does not, the padded rows are packed at the end.
+    padded = act.codes.new_empty((m, round_up(n, _ROW_BYTES // 2)), dtype=out_dtype)
+    y = padded[:, :n]
+    _launch_gemm(act, placed, y, backend)
+    return y.contiguous()
+
+
+def _launch_gemm(
+    act: QuantizedInput, placed: PlacedLinear, y: torch.Tensor, backend: Backend
+) -> None:
+    from halfbyte.kernels.gemm_w4a4.source import list_arguments, make_source
+    from halfbyte.runtime.run_kernel import run_kernel
+
+    assert backend.target is not None
+    is_dynamic = placed.activation.global_scale == "dynamic"
+    request = GemmRequest(
+        m=y.shape[0],
+        n=y.shape[1],
+        k=placed.columns,
+        rank=0 if placed.lora_up is None else placed.lora_up.shape[1],
+        block_format=placed.block_format,
+        out_dtype=_name_dtype(y.dtype),
+        lora_dtype=_name_dtype(act.lora_act.dtype),
+        epilogue=EpilogueConfig(
+            has_column_scale=placed.column_scale is not None,
+            has_alpha=is_dynamic,
+            has_bias=placed.bias is not None,
+        ),
+    )
+    config = choose_gemm_config(request, backend.target)
+    tensors: dict[str, torch.Tensor | None] = {
+        "act_codes": act.codes,
+        "act_sf": act.sf,
+        "weight_codes": placed.weight_codes,
+        "weight_sf": placed.weight_sf,
+        "lora_act": act.lora_act,
+        "lora_up": placed.lora_up,
+        "column_scale": placed.column_scale,
+        "bias": placed.bias,
+        "alpha": act.global_scale.reshape(-1),
+        "y": y,
+    }
+    arguments = tuple(tensors[name] for name in list_arguments(config))
+    run_kernel(
+        make_source(config), arguments, count_clusters(config), virtual_gpu=backend.virtual_gpu
+    )
+
+
+def count_clusters(config: GemmConfig) -> int:
+    """Return how many clusters of a configuration the GPU holds at once: the persistent grid."""
+    return config.gpu.num_sms // (config.tile.num_ctas * config.tile.num_splits)
+
+
+def run_linear(x: torch.Tensor, placed: PlacedLinear, backend: Backend) -> torch.Tensor:
+    """Return y [M, N] in x's dtype of x [M, K]: both kernels."""
+    return multiply_input(quantize_input(x, placed, backend), placed, x.dtype, backend)
+
+
+def _check_input_fits(act: QuantizedInput, placed: PlacedLinear) -> None:
+    m = act.codes.shape[0] if act.codes.ndim == 2 else -1
+    wanted = allocate_input(act.codes.new_empty(0, device="meta"), describe_shape(m, placed))
+    dtypes = {"lora_act": LORA_DTYPES, "global_scale": (torch.float32,)}
+    for name in ("codes", "sf", "global_scale", "lora_act"):
+        part, like = getattr(act, name), getattr(wanted, name)
+        allowed = dtypes.get(name, (torch.uint8,))
+        if part.shape != like.shape or part.dtype not in allowed or not part.is_contiguous():
+            raise FormatError(
+                f"act {name}: {part.dtype} {tuple(part.shape)}, wanted contiguous {allowed[0]} "
+                f"{tuple(like.shape)}: what quantize_act_lora returns for this linear on this "
+                "backend"
+            )
+
+
+def _name_dtype(dtype: torch.dtype) -> Literal["float16", "bfloat16"]:
+    return "float16" if dtype == torch.float16 else "bfloat16"

@@ -1,0 +1,91 @@
+"""The placed tensors of linears, made at their first use and kept as long as their weight.
+
+A linear is known by its weight tensor. A placement is made again when one of the parts is another
+tensor or was written in place (torch's version counter tells; `forget_placed` is for writers that
+it does not see: `.data`, and inference tensors, which have none).
+"""
+
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from halfbyte.kernels.gemm_w4a4.placement import PlacedLinear, place_linear
+from halfbyte.ops.linear_parts import LinearSpec, make_linear
+
+
+@dataclass(eq=False)
+class _Placements:
+    """What is kept beside one weight tensor.
+
+    Attributes:
+        parts: the other parts of the linear, without keeping them alive.
+        versions: of all parts.
+        spec: what the bytes mean.
+        by_dtype: the placements, by dtype of the low-rank operands.
+    """
+
+    parts: tuple[Any, ...]
+    versions: tuple[int, ...]
+    spec: LinearSpec
+    by_dtype: dict[torch.dtype, PlacedLinear] = field(default_factory=dict)
+
+    def is_of(self, parts: Sequence[torch.Tensor], spec: LinearSpec) -> bool:
+        """Return whether these are placements of `parts` as they are now."""
+        if self.spec != spec or self.versions != _read_versions(parts):
+            return False
+        return all(kept() is part for kept, part in zip(self.parts, parts[1:], strict=True))
+
+
+_lock = threading.Lock()
+_placed: Any = WeakTensorKeyDictionary()
+
+
+def find_placed(
+    parts: Sequence[torch.Tensor], spec: LinearSpec, dtype: torch.dtype
+) -> PlacedLinear:
+    """Return the placement of a linear for x of `dtype`, made where there is none yet.
+
+    Making one waits for the device: call the layer once before capturing it in a CUDA graph.
+
+    Args:
+        parts: the tensor list of `linear_parts.list_parts`.
+        spec: what they mean.
+        dtype: float16 or bfloat16.
+
+    Raises what `place_linear` raises.
+    """
+    with _lock:
+        kept = _placed.get(parts[0])
+        if kept is not None and kept.is_of(parts, spec) and dtype in kept.by_dtype:
+            placed: PlacedLinear = kept.by_dtype[dtype]
+            return placed
+        if kept is None or not kept.is_of(parts, spec):
+            references = tuple(weakref.ref(part) for part in parts[1:])
+            kept = _placed[parts[0]] = _Placements(references, _read_versions(parts), spec)
+        # `.data`: a tensor that shares the codes without keeping the key of this table alive.
+        alias = [parts[0].data, *parts[1:]]
+        placed = kept.by_dtype[dtype] = place_linear(make_linear(alias, spec), dtype)
+        return placed
+
+
+def forget_placed(parts: Sequence[torch.Tensor]) -> None:
+    """Drop the placements of a linear, whose tensors were written."""
+    with _lock:
+        _placed.pop(parts[0], None)
+
+
+def count_placed_bytes(parts: Sequence[torch.Tensor]) -> int:
+    """Return the bytes that placements take beside the linear's own tensors."""
+    with _lock:
+        kept = _placed.get(parts[0])
+        by_dtype = {} if kept is None else kept.by_dtype
+        return sum(placed.num_bytes - placed.shared_bytes for placed in by_dtype.values())
+
+
+def _read_versions(parts: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    return tuple(-1 if part.is_inference() else part._version for part in parts)
