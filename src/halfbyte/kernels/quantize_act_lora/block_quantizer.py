@@ -1,0 +1,188 @@
+"""One thread's part of quantization: sixteen elements of a row to codes and a block scale.
+
+The formulas are those of `halfbyte.reference.quantize_act_lora`, one rounding per written
+operation. A block of 32 or 64 elements is two or four neighbouring threads' work; they exchange
+their maxima.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Uint16, Uint32
+
+from halfbyte.device.float_arithmetic import (
+    add_rn_f32,
+    cvt_f32_bf16x2,
+    cvt_f32_f16,
+    cvt_f32_f16x2,
+    cvt_rn_f16_f32,
+    cvt_rn_f16x2_e4m3x2,
+    cvt_rn_satfinite_e4m3x2_f32,
+    cvt_rni_s32_f32,
+    div_rn_f32,
+    encode_e2m1x8,
+    max_s32,
+    max_u32,
+    min_s32,
+    mov_b32_to_f32,
+    mov_b32_to_u32,
+    mul_rn_f32,
+    pack_nibbles,
+)
+from halfbyte.kernels.quantize_act_lora.config import WIDTH, QuantizeConfig
+
+_MAGNITUDE = 0x7FFFFFFF
+_INFINITY = 0x7F800000  # float32 bits; larger magnitudes are NaN
+_LARGEST = {"e2m1": 6.0, "int4": 7.0, "uint4": 15.0}
+_CODE_RANGES = {"int4": (-8, 7), "uint4": (0, 15)}
+_E2M1_MAX_EXPONENT = 2  # 4.0 = 2^2 is E2M1's largest power of two
+_NAN_SCALES = {"e4m3": 0x7F, "e8m0": 0xFF, "float": 0x7E00}
+_FLOAT16_MAX = 65504.0
+_ONE_FLOAT16 = 0x3C00
+_TWO_LEVEL_MAX = 6.0 * 448.0  # largest E2M1 value times largest E4M3 scale
+_SMALLEST_NORMAL = 0x00800000  # float32 bits of 2^-126
+
+
+@dataclass(frozen=True)
+class BlockScale:
+    """The scale of a block.
+
+    Attributes:
+        bits: what is stored: E4M3, E8M0 or float16.
+        factor: what values are divided by, or multiplied with where `is_reciprocal`.
+        is_reciprocal: an exact reciprocal: only powers of two have one.
+        is_zero: all codes are 0: a zero block, or one whose scale rounds to zero.
+    """
+
+    bits: Uint32
+    factor: Float32
+    is_reciprocal: bool
+    is_zero: Boolean
+
+
+def unpack_values(words: list[Any], dtype: str) -> list[Any]:
+    """Return the float32 values of words of two float16 or bfloat16, in order."""
+    convert = cvt_f32_f16x2 if dtype == "float16" else cvt_f32_bf16x2
+    return [value for word in words for value in convert(word)]
+
+
+def shift_and_smooth(values: list[Any], smooth: list[Any] | None, shift: float) -> list[Any]:
+    """Return (x + shift) / smooth; a shift of 0 is not added, so that -0.0 keeps its sign."""
+    if shift != 0.0:
+        values = [add_rn_f32(value, Float32(shift)) for value in values]
+    if smooth is not None:
+        pairs = zip(values, smooth, strict=True)
+        values = [div_rn_f32(value, divisor) for value, divisor in pairs]
+    return values
+
+
+def find_largest_magnitude(values: list[Any]) -> Uint32:
+    """Return the float32 bits of the largest |value|, NaN above infinity above numbers."""
+    largest = mov_b32_to_u32(values[0]) & Uint32(_MAGNITUDE)
+    for value in values[1:]:
+        largest = max_u32(largest, mov_b32_to_u32(value) & Uint32(_MAGNITUDE))
+    return largest
+
+
+def find_largest_finite_magnitude(values: list[Any]) -> Uint32:
+    """Return the float32 bits of the largest finite |value|; 0 where there is none."""
+    largest = Uint32(0)
+    for value in values:
+        bits = mov_b32_to_u32(value) & Uint32(_MAGNITUDE)
+        largest = max_u32(largest, cutlass.select_(bits < Uint32(_INFINITY), bits, Uint32(0)))
+    return largest
+
+
+def choose_dynamic_global_scale(largest: Uint32) -> Float32:
+    """Return g from the bits of the tensor's largest |z|: amax / 2688, at least 2^-126; 1 for 0."""
+    quotient = div_rn_f32(mov_b32_to_f32(largest), Float32(_TWO_LEVEL_MAX))
+    floored = max_u32(mov_b32_to_u32(quotient), Uint32(_SMALLEST_NORMAL))
+    return mov_b32_to_f32(cutlass.select_(largest == Uint32(0), Uint32(0x3F800000), floored))
+
+
+def quantize_values(
+    values: list[Any], global_scale: Float32 | None, config: QuantizeConfig
+) -> tuple[Uint32, Uint32, Uint32]:
+    """Return (codes 0 to 7, codes 8 to 15, bits of the block's scale) of sixteen values.
+
+    Args:
+        values: sixteen float32 z of one row; the lanes of a block are neighbours.
+        global_scale: g, or None for a mode without one.
+        config: names the mode.
+    """
+    element = config.activation.block_format.element
+    largest = _share(find_largest_magnitude(values), max_u32, config.block_size)
+    is_spoilt = largest >= Uint32(_INFINITY)
+    if element == "uint4":  # negative numbers are code 0 and have no say in the scale
+        positive = Int32(0)
+        for value in values:
+            positive = max_s32(positive, Int32(mov_b32_to_u32(value)))
+        largest = Uint32(_share(positive, max_s32, config.block_size))
+    scale = _choose_scale(largest, global_scale, config)
+    apply = mul_rn_f32 if scale.is_reciprocal else div_rn_f32
+    scaled = [apply(value, scale.factor) for value in values]
+    if element == "e2m1":
+        low, high = (encode_e2m1x8(half, config.target) for half in (scaled[:8], scaled[8:]))
+    else:
+        low, high = (_encode_integers(half, element) for half in (scaled[:8], scaled[8:]))
+    is_empty = is_spoilt | scale.is_zero
+    nan_scale = Uint32(_NAN_SCALES[config.activation.block_format.scale])
+    return (
+        cutlass.select_(is_empty, Uint32(0), low),
+        cutlass.select_(is_empty, Uint32(0), high),
+        cutlass.select_(is_spoilt, nan_scale, scale.bits),
+    )
+
+
+def _share(value: Any, larger: Any, block_size: int) -> Any:
+    """Return the largest value among the lanes of a block."""
+    for offset in (1, 2):
+        if offset * WIDTH < block_size:
+            value = larger(value, type(value)(cute.arch.shuffle_sync_bfly(value, offset)))
+    return value
+
+
+def _choose_scale(
+    largest: Uint32, global_scale: Float32 | None, config: QuantizeConfig
+) -> BlockScale:
+    is_zero = largest == Uint32(0)
+    block_format = config.activation.block_format
+    if block_format.scale == "e8m0":
+        return _choose_power_of_two(largest, is_zero)
+    limit = Float32(_LARGEST[block_format.element])
+    unrounded = div_rn_f32(mov_b32_to_f32(largest), limit)
+    if block_format.scale == "float":
+        return _choose_float16(unrounded, is_zero)
+    wanted = unrounded if global_scale is None else div_rn_f32(unrounded, global_scale)
+    byte = cvt_rn_satfinite_e4m3x2_f32(wanted, Float32(0.0))
+    stored, _ = cvt_f32_f16x2(cvt_rn_f16x2_e4m3x2(byte))
+    product = stored if global_scale is None else mul_rn_f32(stored, global_scale)
+    divisor = unrounded if config.activation.payload_divisor == "unrounded" else product
+    return BlockScale(Uint32(byte), divisor, False, is_zero | (product == Float32(0.0)))
+
+
+def _choose_power_of_two(largest: Uint32, is_zero: Boolean) -> BlockScale:
+    """Return 2^(floor(log2 amax) - 2), at least 2^-127: a subnormal amax has exponent field 0."""
+    exponent = Int32(largest >> Uint32(23)) - Int32(_E2M1_MAX_EXPONENT)
+    byte = Uint32(max_s32(exponent, Int32(0)))
+    reciprocal = mov_b32_to_f32((Uint32(254) - byte) << Uint32(23))
+    return BlockScale(byte, reciprocal, True, is_zero)
+
+
+def _choose_float16(unrounded: Float32, is_zero: Boolean) -> BlockScale:
+    largest = mov_b32_to_u32(Float32(_FLOAT16_MAX))
+    clamped = min_s32(Int32(mov_b32_to_u32(unrounded)), Int32(largest))  # both are positive
+    bits = cvt_rn_f16_f32(mov_b32_to_f32(Uint32(clamped)))
+    bits = cutlass.select_(bits == Uint16(0), Uint16(_ONE_FLOAT16), bits)
+    return BlockScale(Uint32(bits), cvt_f32_f16(bits), False, is_zero)
+
+
+def _encode_integers(values: list[Any], element: str) -> Uint32:
+    low, high = _CODE_RANGES[element]
+    codes = []
+    for value in values:
+        rounded = max_s32(min_s32(cvt_rni_s32_f32(value), Int32(high)), Int32(low))
+        codes.append(Uint32(rounded) & Uint32(0xF))
+    return pack_nibbles(codes)
