@@ -3,7 +3,7 @@
 from halfbyte.nn.model_file import load_model, save_model
 from halfbyte.nn.quantize_model import quantize_model
 from halfbyte.nn.report import LinearReport, QuantizationReport
-from halfbyte.nn.w4a4_linear import W4A4Linear
+from halfbyte.nn.w4a4_linear import W4A4Linear, set_backend
 
 __all__ = [
     "LinearReport",
@@ -12,4 +12,5 @@ __all__ = [
     "load_model",
     "quantize_model",
     "save_model",
+    "set_backend",
 ]

@@ -9,6 +9,10 @@ Everything is a buffer, under the names of `ops.PART_NAMES`; absent parts are No
   text `halfbyte.W4A4Linear/1 <weight format>/<activation>/<columns>`. Loading bytes of another
   format is a FormatError that names both.
 
+Who runs it is `backend`: "auto" follows the device; "virtual-b200" and "virtual-b300" run CPU
+tensors through the Blackwell kernels on a virtual GPU. What those kernels read is made from the
+buffers at the first call and kept until they change; it is no part of the state or of a copy.
+
 There is no backward pass: the module is for inference.
 """
 
@@ -24,6 +28,7 @@ from halfbyte.formats.halfbyte_layer import check_linear_values
 from halfbyte.formats.packing import view_as_bytes
 from halfbyte.formats.quantize_plan import check_dense
 from halfbyte.formats.quantized_linear import QuantizedLinear
+from halfbyte.ops.backends import check_backend
 from halfbyte.ops.checks import check_float_dtype
 from halfbyte.ops.linear_parts import (
     PART_NAMES,
@@ -34,6 +39,7 @@ from halfbyte.ops.linear_parts import (
     make_linear,
     make_spec,
 )
+from halfbyte.ops.placed_linears import count_placed_bytes, forget_placed
 from halfbyte.ops.w4a4_linear import w4a4_linear
 
 if TYPE_CHECKING:
@@ -57,7 +63,10 @@ class W4A4Linear(nn.Module):
     Attributes:
         in_features: K. out_features: N. rank: R of the low-rank branch, 0 without one.
         spec: what the bytes mean (weight format, activation format, K).
+        backend: one of `ops.BACKENDS`; may be set at any time.
     """
+
+    backend: str = "auto"  # also of modules that were pickled without one
 
     weight_data: torch.Tensor
     weight_scales: torch.Tensor
@@ -65,9 +74,14 @@ class W4A4Linear(nn.Module):
     bias: torch.Tensor | None
     _absent: torch.Tensor
 
-    def __init__(self, record: QuantizedLinear) -> None:
-        """Make a module that owns copies of the record's tensors, dtypes unchanged."""
+    def __init__(self, record: QuantizedLinear, backend: str = "auto") -> None:
+        """Make a module that owns copies of the record's tensors, dtypes unchanged.
+
+        Raises UsageError for an unknown backend.
+        """
         super().__init__()
+        check_backend(backend)
+        self.backend = backend
         self.spec: LinearSpec = make_spec(record)
         self.in_features = record.in_features
         self.out_features = record.out_features
@@ -91,6 +105,7 @@ class W4A4Linear(nn.Module):
         preset: "str | SVDQuantPreset" = "nvfp4_svdquant_r32",
         *,
         statistics: "InputStatistics | None" = None,
+        backend: str = "auto",
     ) -> Self:
         """Return the 4-bit module of a float linear, on its device.
 
@@ -101,6 +116,7 @@ class W4A4Linear(nn.Module):
             linear: weight [N, K] and bias [N] or None, fp16, bf16, fp32 or fp64.
             preset: a name in `svdquant.presets.PRESETS`, or a record.
             statistics: what the inputs of this linear look like; None quantizes without data.
+            backend: one of `ops.BACKENDS`.
 
         Raises FormatError for another module type, a weight without values or of another dtype, NaN
         or Inf in the weight, or an unknown preset.
@@ -108,17 +124,20 @@ class W4A4Linear(nn.Module):
         if not isinstance(linear, nn.Linear):
             raise FormatError(f"linear: {type(linear).__name__}, wanted torch.nn.Linear")
         record = _quantize_linear(linear, preset, statistics)
-        module = cls.from_record(record, choose_part_dtype(linear)).to(linear.weight.device)
+        dtype = choose_part_dtype(linear)
+        module = cls.from_record(record, dtype, backend=backend).to(linear.weight.device)
         return module.train(linear.training)
 
     @classmethod
-    def from_record(cls, record: QuantizedLinear, dtype: torch.dtype | None = None) -> Self:
+    def from_record(
+        cls, record: QuantizedLinear, dtype: torch.dtype | None = None, *, backend: str = "auto"
+    ) -> Self:
         """Return a module of `record`, its 16/32-bit parts converted to `dtype` (None: kept).
 
         Raises FormatError for a dtype other than fp16, bf16, fp32, and for a part that does not
         fit it (a float32 bias of 1e6 in float16).
         """
-        module = cls(record)
+        module = cls(record, backend)
         if dtype is not None:
             check_float_dtype("dtype", dtype)
             for name in _CASTABLE:
@@ -129,7 +148,9 @@ class W4A4Linear(nn.Module):
         return module
 
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any], prefix: str = "") -> Self:
+    def from_state_dict(
+        cls, state: Mapping[str, Any], prefix: str = "", *, backend: str = "auto"
+    ) -> Self:
         """Return the module whose state is under `prefix`, whatever its format and parts are.
 
         Raises CheckpointError naming keys that are missing or unknown and values that no sound
@@ -150,7 +171,7 @@ class W4A4Linear(nn.Module):
             check_dense(prefix + name, part)
         record = make_linear(parts, spec)
         check_linear_values(prefix.removesuffix(".") or "state", record)
-        return cls(record)
+        return cls(record, backend)
 
     def to_record(self) -> QuantizedLinear:
         """Return the canonical record; its tensors are this module's buffers, not copies."""
@@ -161,7 +182,8 @@ class W4A4Linear(nn.Module):
 
         A NaN or an infinity in a quantized x makes its row of y NaN, other rows do not change.
 
-        Raises FormatError for a wrong last dimension or dtype.
+        Raises FormatError for a wrong last dimension or dtype, UnsupportedHardwareError for a
+        device or formats without a kernel.
         """
         check_dense("x", x)
         if x.ndim == 0 or x.shape[-1] != self.in_features:
@@ -169,8 +191,13 @@ class W4A4Linear(nn.Module):
                 f"x: shape {tuple(x.shape)}, wanted [..., {self.in_features}] (in_features)"
             )
         rows = x.unsqueeze(0) if x.ndim == 1 else x.flatten(0, -2)
-        y: torch.Tensor = w4a4_linear(rows, self._parts(), self.spec.encode())
+        y: torch.Tensor = w4a4_linear(rows, self._parts(), self.spec.encode(), self.backend)
         return y.reshape(*x.shape[:-1], self.out_features)
+
+    @property
+    def placed_bytes(self) -> int:
+        """Bytes that the Blackwell kernels' operands take beside the buffers; 0 before a call."""
+        return count_placed_bytes(self._parts())
 
     def get_extra_state(self) -> torch.Tensor:
         """Return the format text as uint8, so that a state holds nothing but tensors."""
@@ -190,7 +217,9 @@ class W4A4Linear(nn.Module):
             f"activation={self.spec.activation}, rank={self.rank}"
         )
         dtype = f", dtype={dtypes[0]}" if dtypes else ""
-        return f"{fields}{dtype}, bytes={self.to_record().num_bytes}"
+        backend = "" if self.backend == "auto" else f", backend={self.backend}"
+        placed = f", placed_bytes={self.placed_bytes}" if self.placed_bytes else ""
+        return f"{fields}{dtype}, bytes={self.to_record().num_bytes}{placed}{backend}"
 
     def _parts(self) -> list[torch.Tensor]:
         parts = (getattr(self, name) for name in PART_NAMES)
@@ -211,6 +240,7 @@ class W4A4Linear(nn.Module):
                 )
             return result
 
+        forget_placed(self._parts())
         super()._apply(apply, recurse)  # type: ignore[no-untyped-call]  # torch gives it no types
         return self
 
@@ -234,6 +264,7 @@ class W4A4Linear(nn.Module):
         if problems:
             error_msgs.extend(problems)
             return
+        forget_placed(self._parts())
         super()._load_from_state_dict(state_dict, prefix, *arguments)
         if self.weight_data.is_meta:
             return
@@ -261,6 +292,18 @@ class W4A4Linear(nn.Module):
                 f"state at {prefix!r} is {spec.encode()}, this W4A4Linear is {self.spec.encode()}; "
                 "build the module from that state with W4A4Linear.from_state_dict"
             )
+
+
+def set_backend(model: nn.Module, backend: str) -> int:
+    """Let every W4A4Linear of `model` run on `backend`; return how many there are.
+
+    Raises UsageError for an unknown backend, UnsupportedHardwareError for one without kernels.
+    """
+    check_backend(backend)
+    linears = [module for module in model.modules() if isinstance(module, W4A4Linear)]
+    for linear in linears:
+        linear.backend = backend
+    return len(linears)
 
 
 def choose_part_dtype(module: nn.Module) -> torch.dtype | None:

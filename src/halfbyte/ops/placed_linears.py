@@ -15,7 +15,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from halfbyte.kernels.gemm_w4a4.placement import PlacedLinear, place_linear
-from halfbyte.ops.linear_parts import LinearSpec, make_linear
+from halfbyte.ops.linear_parts import LinearSpec, is_present, make_linear
 
 
 @dataclass(eq=False)
@@ -23,13 +23,14 @@ class _Placements:
     """What is kept beside one weight tensor.
 
     Attributes:
-        parts: the other parts of the linear, without keeping them alive.
+        parts: weak references to the other parts of the linear; None for absent ones, which are
+            another empty tensor on every call.
         versions: of all parts.
         spec: what the bytes mean.
         by_dtype: the placements, by dtype of the low-rank operands.
     """
 
-    parts: tuple[Any, ...]
+    parts: tuple[weakref.ref[torch.Tensor] | None, ...]
     versions: tuple[int, ...]
     spec: LinearSpec
     by_dtype: dict[torch.dtype, PlacedLinear] = field(default_factory=dict)
@@ -38,7 +39,10 @@ class _Placements:
         """Return whether these are placements of `parts` as they are now."""
         if self.spec != spec or self.versions != _read_versions(parts):
             return False
-        return all(kept() is part for kept, part in zip(self.parts, parts[1:], strict=True))
+        return all(
+            not is_present(part) if kept is None else kept() is part
+            for kept, part in zip(self.parts, parts[1:], strict=True)
+        )
 
 
 _lock = threading.Lock()
@@ -65,7 +69,9 @@ def find_placed(
             placed: PlacedLinear = kept.by_dtype[dtype]
             return placed
         if kept is None or not kept.is_of(parts, spec):
-            references = tuple(weakref.ref(part) for part in parts[1:])
+            references = tuple(
+                weakref.ref(part) if is_present(part) else None for part in parts[1:]
+            )
             kept = _placed[parts[0]] = _Placements(references, _read_versions(parts), spec)
         # `.data`: a tensor that shares the codes without keeping the key of this table alive.
         alias = [parts[0].data, *parts[1:]]
@@ -88,4 +94,6 @@ def count_placed_bytes(parts: Sequence[torch.Tensor]) -> int:
 
 
 def _read_versions(parts: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    return tuple(-1 if part.is_inference() else part._version for part in parts)
+    return tuple(
+        part._version if is_present(part) and not part.is_inference() else 0 for part in parts
+    )
