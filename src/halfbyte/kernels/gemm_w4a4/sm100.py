@@ -442,7 +442,9 @@ class GemmProgram:
         layouts, config = TileLayouts(self.config), self.config
         tiles_m, tiles_n, num_blocks, num_chunks, num_columns = sizes
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+        # From blockIdx, not from %cluster_ctarank: a branch on the latter is not uniform to ptxas, and
+        # each tensor core instruction behind it becomes a loop over lanes (docs/gotchas).
+        rank = cute.arch.block_idx()[0] % layouts.cluster_size
         buffers = allocate_buffers(layouts)
         rings = make_rings(layouts, buffers.barriers)
         if warp == LOAD_WARP:
