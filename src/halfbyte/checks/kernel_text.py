@@ -25,6 +25,7 @@ class KernelText:
 
     Attributes:
         name: the entry's name.
+        module: the PTX module it is in.
         gpu: the GPU whose layout of shared memory is assumed.
         body: the flat body.
         flow: its control-flow graph; instruction indices count `flow.instructions`.
@@ -32,6 +33,7 @@ class KernelText:
     """
 
     name: str
+    module: Module
     gpu: Gpu
     body: FlatBody
     flow: ControlFlow
@@ -92,7 +94,7 @@ def read_kernel(ptx: str | Module, name: str = "", gpu: str | Gpu = "b200") -> K
     record = gpu if isinstance(gpu, Gpu) else find_gpu(gpu)
     body = inline_calls(module, choose_kernel(module, name))
     layout = make_layout(module, body, record.reserved_shared_bytes)
-    return KernelText(body.name, record, body, make_control_flow(body), layout)
+    return KernelText(body.name, module, record, body, make_control_flow(body), layout)
 
 
 def choose_kernel(module: Module, name: str) -> Kernel:

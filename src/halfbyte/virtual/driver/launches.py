@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from halfbyte.ptx.syntax import Module
 from halfbyte.virtual.report import Finding
 
 # cudaLaunchAttributeID, public enumeration of the CUDA runtime
@@ -105,6 +106,7 @@ class LaunchRecord:
         seconds: time on this computer.
         findings: what was found, notes included.
         fault: the error that ended the launch, or None.
+        syntax: the PTX module that the kernel is in.
     """
 
     index: int
@@ -114,6 +116,7 @@ class LaunchRecord:
     seconds: float
     findings: tuple[Finding, ...] = ()
     fault: BaseException | None = None
+    syntax: Module | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass
@@ -160,6 +163,7 @@ def run_launch(device: Any, module: Any, request: LaunchRequest, options: Any) -
         keywords["cluster"] = cluster
     if options is not None:
         keywords["options"] = options
+    syntax = module.syntax
     start = time.perf_counter()
     try:
         report = module.launch(
@@ -173,12 +177,15 @@ def run_launch(device: Any, module: Any, request: LaunchRequest, options: Any) -
     except Exception as fault:
         report = getattr(fault, "report", None)
         if report is None:
-            return LaunchRecord(0, request, 0, None, time.perf_counter() - start, (), fault)
-        return _make_record(request, report, fault)
-    return _make_record(request, report, None)
+            seconds = time.perf_counter() - start
+            return LaunchRecord(0, request, 0, None, seconds, (), fault, syntax)
+        return _make_record(request, report, fault, syntax)
+    return _make_record(request, report, None, syntax)
 
 
-def _make_record(request: LaunchRequest, report: Any, fault: BaseException | None) -> LaunchRecord:
+def _make_record(
+    request: LaunchRequest, report: Any, fault: BaseException | None, syntax: Module
+) -> LaunchRecord:
     return LaunchRecord(
         index=0,
         request=request,
@@ -187,6 +194,7 @@ def _make_record(request: LaunchRequest, report: Any, fault: BaseException | Non
         seconds=report.seconds,
         findings=tuple(report.findings),
         fault=fault,
+        syntax=syntax,
     )
 
 
