@@ -54,7 +54,7 @@ def compile_source() -> CompileSource:
     compiled: dict[str, Any] = {}
 
     def compile_once(source: KernelSource) -> Any:
-        key = str(source)
+        key = repr((source.name, source.target, source.config))
         if key not in compiled:
             import cutlass.cute as cute
 

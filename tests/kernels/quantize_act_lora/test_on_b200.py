@@ -1,61 +1,123 @@
-"""Every mode and dtype on a virtual B200, bit by bit against the reference."""
+"""The kernel on a virtual B200, bit by bit against the reference."""
 
+import dataclasses
 from typing import Any
 
 import pytest
+import torch
 
 from halfbyte.formats.activation import ACTIVATION_FORMATS
+from halfbyte.kernels.quantize_act_lora.config import choose_config
+from tests.kernels.quantize_act_lora import gpu_cases
 from tests.kernels.quantize_act_lora.quantize_runs import (
     DTYPES,
     CompileSource,
     Shape,
+    assert_equals_reference,
     check_call,
     make_operands,
     make_request,
+    run,
 )
 
-pytestmark = pytest.mark.usefixtures("b200")
 TARGET = "sm_100a"
-
-SHAPES = (
-    Shape(1, 64, 8),
-    Shape(3, 48, 16),
-    Shape(17, 100, 24),
-    Shape(130, 1000, 33),
-    Shape(257, 96, 64),
-    Shape(128, 256, 0),
-    Shape(5, 1, 1),
-)
-HALVES = ("float16", "bfloat16")
-# Pairwise: each mode meets both dtypes, each shape both dtypes and several modes.
-PAIRS = [
-    (mode, HALVES[(index + number) % 2], SHAPES[(3 * index + number) % len(SHAPES)])
-    for number in range(2)
-    for index, mode in enumerate(ACTIVATION_FORMATS)
-]
 
 
 @pytest.fixture(autouse=True)
 def nothing_found(b200: Any) -> Any:
+    """Fail a test whose launches have findings, notes included."""
     yield
     assert [str(one) for record in b200.log for one in record.findings] == []
 
 
-@pytest.mark.parametrize(("mode", "dtype", "shape"), PAIRS, ids=str)
+@pytest.mark.parametrize(("mode", "dtype", "shape"), gpu_cases.PAIRS, ids=str)
 def test_same_bytes_as_the_reference(
     compile_source: CompileSource, mode: str, dtype: str, shape: Shape
 ) -> None:
-    operands = make_operands(shape, dtype)
-    check_call(compile_source, operands, make_request(operands, mode, TARGET))
+    gpu_cases.check_pair(compile_source, TARGET, (mode, dtype, shape))
+
+
+@pytest.mark.parametrize("content", gpu_cases.CONTENTS)
+@pytest.mark.parametrize("mode", ACTIVATION_FORMATS)
+def test_hard_contents(compile_source: CompileSource, mode: str, content: str) -> None:
+    gpu_cases.check_contents(compile_source, TARGET, mode, content)
+
+
+def test_every_float16_is_encoded(compile_source: CompileSource) -> None:
+    gpu_cases.check_every_float16(compile_source, TARGET)
+
+
+@pytest.mark.parametrize(("cluster_k", "rows"), [(1, 16), (2, 64), (8, 16), (4, 128)])
+def test_integers_are_summed_exactly(
+    compile_source: CompileSource, cluster_k: int, rows: int
+) -> None:
+    gpu_cases.check_integers(compile_source, TARGET, cluster_k, rows)
+
+
+@pytest.mark.parametrize("rows", [16, 32, 64, 128])
+@pytest.mark.parametrize("rank_tile", [16, 64, 128, 256])
+def test_every_tile_size(compile_source: CompileSource, rows: int, rank_tile: int) -> None:
+    if rows * rank_tile > 128 * 128:
+        pytest.skip("128 rows x 256 columns are more accumulators than the kernel has")
+    operands = make_operands(Shape(70, 200, 136), "bfloat16")
+    request = make_request(operands, "nvfp4_nunchaku", TARGET)
+    check_call(compile_source, operands, request, rows=rows, rank_tile=rank_tile, stages=2)
+
+
+@pytest.mark.parametrize("mode", ["nvfp4_dynamic", "uint4_shifted"])
+@pytest.mark.parametrize("offset", [0, 1, 8])
+def test_rows_may_be_strided_and_unaligned(
+    compile_source: CompileSource, mode: str, offset: int
+) -> None:
+    plain = make_operands(Shape(9, 83, 5), "float16")
+    whole = torch.full((9, 107 if offset == 1 else 104), float("nan"), dtype=torch.float16)
+    x = whole[:, offset : offset + 83]
+    x.copy_(plain.x)
+    operands = dataclasses.replace(plain, x=x)
+    request = make_request(operands, mode, TARGET)
+    assert request.x_is_aligned == (offset != 1)
+    check_call(compile_source, operands, request)
+
+
+def test_programmatic_dependent_launch_gives_the_same_bytes(compile_source: CompileSource) -> None:
+    operands = make_operands(Shape(20, 200, 16), "float16")
+    request = make_request(operands, "nvfp4_dynamic", TARGET)
+    check_call(compile_source, operands, request, use_pdl=True)
+
+
+def test_without_smooth(compile_source: CompileSource) -> None:
+    plain = make_operands(Shape(20, 200, 16), "float16")
+    operands = dataclasses.replace(plain, smooth=None)
+    check_call(compile_source, operands, make_request(operands, "nvfp4_static", TARGET))
+
+
+def test_one_program_serves_every_shape(compile_source: CompileSource, b200: Any) -> None:
+    config = choose_config(
+        make_request(make_operands(gpu_cases.SHAPES[0], "float16"), "nvfp4_nunchaku", TARGET)
+    )
+    programs = []
+    for shape in (Shape(1, 64, 8), Shape(40, 130, 3), Shape(16, 1, 50)):
+        operands = make_operands(shape, "float16")
+        result = run(compile_source, config, operands)
+        assert_equals_reference(result, operands, config)
+        programs.append(b200.log.records[-1].request.kernel)
+    assert len(set(programs)) == 1
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", gpu_cases.SHAPES, ids=str)
 @pytest.mark.parametrize("lora_dtype", DTYPES)
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", gpu_cases.HALVES)
 @pytest.mark.parametrize("mode", ACTIVATION_FORMATS)
 def test_same_bytes_as_the_reference_everywhere(
     compile_source: CompileSource, mode: str, dtype: str, lora_dtype: str, shape: Shape
 ) -> None:
     operands = make_operands(shape, dtype, seed=1)
     check_call(compile_source, operands, make_request(operands, mode, TARGET, lora_dtype))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("m", [1, 16, 64, 256, 4352])
+def test_production_sizes(compile_source: CompileSource, m: int) -> None:
+    operands = make_operands(Shape(m, 3840, 128), "bfloat16")
+    check_call(compile_source, operands, make_request(operands, "nvfp4_nunchaku", TARGET))

@@ -153,3 +153,19 @@ def test_an_exported_object_carries_its_ptx(tmp_path: Path) -> None:
         tmp_path,
     )
     assert printed.splitlines() == ["128.0"]
+
+
+def test_tvm_ffi_knows_the_tensors_of_every_session(tmp_path: Path) -> None:
+    printed = run_python(
+        """
+        for name in ("b200", "h200"):
+            with halfbyte.virtual.cuda(name):
+                x = torch.zeros(128, device="cuda")
+                fake = from_dlpack(x, enable_tvm_ffi=True).mark_layout_dynamic()
+                compiled = cute.compile(add_one, fake, 100, options="--enable-tvm-ffi")
+                compiled(x, 128)
+                print(x.sum().item())
+        """,
+        tmp_path,
+    )
+    assert printed.splitlines() == ["128.0", "128.0"]

@@ -60,9 +60,12 @@ def patch_dlpack(patches: Patches, tensors: DeviceTensors) -> None:
     patches.set(torch._C, "_from_dlpack", from_dlpack)
     exchange = getattr(torch.Tensor, _ATTRIBUTE, None)
     if exchange is not None:
-        api = ExchangeApi(_get_pointer(exchange, _CAPSULE) or 0, tensors)
-        _kept.append(api)  # consumers cache its address for the life of the process
-        patches.set(torch.Tensor, _ATTRIBUTE, _make_capsule(api.address, _CAPSULE, None))
+        # Consumers cache the table's address for the life of the process: every session has the
+        # same table, and the one that is open decides which tensors are on the device.
+        if not _kept:
+            _kept.append(ExchangeApi(_get_pointer(exchange, _CAPSULE) or 0, tensors))
+        _kept[0].tensors = tensors
+        patches.set(torch.Tensor, _ATTRIBUTE, _make_capsule(_kept[0].address, _CAPSULE, None))
 
 
 _kept: list["ExchangeApi"] = []
@@ -93,7 +96,7 @@ class ExchangeApi:
     def __init__(self, address: int, tensors: DeviceTensors) -> None:
         """Wrap the table at `address`, which torch owns."""
         original = _Table.from_address(address)
-        self._tensors = tensors
+        self.tensors = tensors
         self._allocate = _Allocate(original.allocate)
         self._export = _Export(original.export)
         self._import = _Import(original.import_)
@@ -152,7 +155,7 @@ class ExchangeApi:
             return -1
         tensor = ctypes.cast(found, ctypes.py_object).value
         ctypes.pythonapi.Py_DecRef(ctypes.py_object(tensor))  # the reference `_import` gave
-        self._tensors.adopt([tensor])
+        self.tensors.adopt([tensor])
         return self.export(id(tensor), out)
 
     def get_stream(self, kind: int, ordinal: int, out: int) -> int:
@@ -162,7 +165,7 @@ class ExchangeApi:
         return 0
 
     def _is_resident(self, tensor: int) -> bool:
-        return self._tensors.is_on_device(ctypes.cast(tensor, ctypes.py_object).value)
+        return self.tensors.is_on_device(ctypes.cast(tensor, ctypes.py_object).value)
 
 
 def _set_device(address: int, device: int) -> None:

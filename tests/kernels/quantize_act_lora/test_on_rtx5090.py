@@ -1,0 +1,38 @@
+"""The kernel on a virtual RTX 5090, bit by bit against the reference."""
+
+from typing import Any
+
+import pytest
+
+from halfbyte.formats.activation import ACTIVATION_FORMATS
+from tests.kernels.quantize_act_lora import gpu_cases
+from tests.kernels.quantize_act_lora.quantize_runs import CompileSource, Shape
+
+TARGET = "sm_120a"
+
+
+@pytest.fixture(autouse=True)
+def nothing_found(rtx5090: Any) -> Any:
+    """Fail a test whose launches have findings, notes included."""
+    yield
+    assert [str(one) for record in rtx5090.log for one in record.findings] == []
+
+
+@pytest.mark.parametrize(("mode", "dtype", "shape"), gpu_cases.FEW_PAIRS, ids=str)
+def test_same_bytes_as_the_reference(
+    compile_source: CompileSource, mode: str, dtype: str, shape: Shape
+) -> None:
+    gpu_cases.check_pair(compile_source, TARGET, (mode, dtype, shape))
+
+
+@pytest.mark.parametrize("content", ["extremes", "spoilt"])
+@pytest.mark.parametrize("mode", ["nvfp4_dynamic", "int4"])
+def test_hard_contents(compile_source: CompileSource, mode: str, content: str) -> None:
+    gpu_cases.check_contents(compile_source, TARGET, mode, content)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("content", gpu_cases.CONTENTS)
+@pytest.mark.parametrize("mode", ACTIVATION_FORMATS)
+def test_all_hard_contents(compile_source: CompileSource, mode: str, content: str) -> None:
+    gpu_cases.check_contents(compile_source, TARGET, mode, content)
