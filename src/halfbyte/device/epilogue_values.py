@@ -9,6 +9,8 @@ from cutlass import Float32, Int32
 
 from halfbyte.device.traced_record import TracedRecord
 
+SCALE, BIAS, SMOOTH = range(3)  # order of VectorTensors and of the staged vectors
+
 
 class VectorTensors(NamedTuple):
     """Factors in global memory, float32; None where the kernel has none.
@@ -41,8 +43,8 @@ class ColumnVectors(TracedRecord):
     def stage(self, first: Int32, thread: Int32, threads: cutlass.Constexpr) -> None:
         """Copy the factors of columns from `first` on to shared memory; `threads` threads call it.
 
-        Columns beyond N get zeros: what the padding of an output holds must not depend on memory
-        behind the vectors.
+        Columns beyond N get factors 0, bias 0 and smooth 1: what the padding of an output holds
+        must not depend on memory behind the vectors, and 0 / 0 would be NaN.
         """
         width = self.staged.shape[0]
         for start in cutlass.range_constexpr(0, width, threads):
@@ -51,27 +53,27 @@ class ColumnVectors(TracedRecord):
                 inside = first + column < self.num_columns
                 for index, vector in enumerate(self.tensors[:3]):
                     if cutlass.const_expr(vector is not None):
-                        value = Float32(0.0)
+                        value = Float32(1.0 if index == SMOOTH else 0.0)
                         if inside:
                             value = vector[first + column]
                         self.staged[column, index] = value
                 if cutlass.const_expr(self.tensors.alpha is not None):
                     scale = self.tensors.alpha[0]
                     if cutlass.const_expr(self.tensors.scale is not None):
-                        scale = scale * self.staged[column, 0]
-                    self.staged[column, 0] = scale
+                        scale = scale * self.staged[column, SCALE]
+                    self.staged[column, SCALE] = scale
 
     def row(self, index: int, column: Int32, columns: int) -> Any:
-        """Return factors `index` of `columns` columns from `column` on, as a vector."""
+        """Return factors `index` of `columns` columns from `column` of the tile on, as a vector."""
         tiles = cute.flat_divide(self.staged[(None, index)], (columns,))
         return tiles[(None, column // columns)].load()
 
     def apply(self, values: Any, column: Int32, columns: int) -> Any:
         """Return values * scale * alpha + bias for one row's `columns` columns."""
         if self.tensors.scale is not None or self.tensors.alpha is not None:
-            values = values * self.row(0, column, columns)
+            values = values * self.row(SCALE, column, columns)
         if self.tensors.bias is not None:
-            values = values + self.row(1, column, columns)
+            values = values + self.row(BIAS, column, columns)
         return values
 
 

@@ -115,3 +115,8 @@ def st_global_f32(address: Int64, value: Float32) -> None:
 def st_global_pair(address: Int64, low: Uint32, high: Uint32) -> None:
     """Store 8 bytes to global memory."""
     emit_memory_ptx("st.global.v2.b32 [$0], {$1, $2};", (), (address, low, high))
+
+
+def st_global_v4(address: Int64, words: Words4) -> None:
+    """Store 16 bytes to global memory."""
+    emit_memory_ptx("st.global.v4.b32 [$0], {$1, $2, $3, $4};", (), (address, *words))

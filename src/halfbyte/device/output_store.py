@@ -13,6 +13,26 @@ from cutlass.utils import LayoutEnum
 from halfbyte.device.traced_record import TracedRecord
 
 ROWS_PER_WARP = 32
+WIDTH = 32  # columns that a thread writes to shared memory at once
+
+
+@dataclass(frozen=True)
+class RowPlace(TracedRecord):
+    """Where a thread's part of a row lies: rows in blocks of a warp, columns in blocks of a part.
+
+    Attributes:
+        row_block: 32 rows; the thread's is number `lane` of them.
+        column_block: of the output.
+        tile_column: first column of the part within its tile.
+        slot: the staging slot, of all warps' slots.
+        lane: of the thread.
+    """
+
+    row_block: Int32
+    column_block: Int32
+    tile_column: Int32
+    slot: Int32
+    lane: Int32
 
 
 def make_output_layout(element: Any, columns: int, slots: int) -> Any:
@@ -63,21 +83,25 @@ class OutputStore(TracedRecord):
             cute.arch.cp_async_bulk_wait_group(self.slots - 1, read=True)
         cute.arch.sync_warp()
 
-    def put(self, values: Any, slot: Int32, lane: Int32, half: int, width: int) -> None:
-        """Write `width` columns of this thread's row into a slot, at column half * width."""
-        row = cute.flat_divide(self.staged[(lane, None, slot)], (width,))
-        converted = cute.make_rmem_tensor((width,), self.staged.element_type)
-        converted.store(values.to(self.staged.element_type))
-        cute.autovec_copy(converted, row[(None, half)])
+    def put(self, row: Any, place: RowPlace) -> None:
+        """Store `columns` values of this thread's row, in registers; a whole warp calls it."""
+        self.wait_for_slot(place.lane)
+        source = cute.flat_divide(row, (WIDTH,))
+        target = cute.flat_divide(self.staged[(place.lane, None, place.slot)], (WIDTH,))
+        for half in range(self.columns // WIDTH):
+            cute.autovec_copy(source[(None, half)], target[(None, half)])
+        self.send(place)
 
     @cute.jit
-    def store(self, slot: Int32, row_block: Int32, column_block: Int32, lane: Int32) -> None:
+    def send(self, place: RowPlace) -> None:
         """Send a slot to global memory."""
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()
-        if lane == 0:
+        if place.lane == 0:
             cute.copy(
-                self.atom, self.source[(None, slot)], self.target[(None, row_block, column_block)]
+                self.atom,
+                self.source[(None, place.slot)],
+                self.target[(None, place.row_block, place.column_block)],
             )
             cute.arch.cp_async_bulk_commit_group()
 

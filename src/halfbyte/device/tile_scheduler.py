@@ -122,17 +122,13 @@ class ClcMailbox(TracedRecord):
             )
         cute.arch.sync_warp()
         with cute.arch.elect_one():
-            cute.arch.issue_clc_query(
-                self.ring.full(position), self.responses + position.index
-            )
+            cute.arch.issue_clc_query(self.ring.full(position), self.responses + position.index)
 
     @cute.jit
     def read(self, position: RingPosition) -> tuple[Int32, Int32]:
         """Return (tile number, 1 or 0 for whether there is one); a whole warp calls it."""
         self.ring.wait_full(position)
-        x, _, _, is_valid = cute.arch.clc_response(
-            self.responses + position.index
-        )
+        x, _, _, is_valid = cute.arch.clc_response(self.responses + position.index)
         # The next response is written by the async proxy: order this read before it.
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()

@@ -66,7 +66,7 @@ def allocate_buffers(layouts: TileLayouts) -> SharedBuffers:
         clc = memory.allocate_array(Int128, CLC_STAGES, byte_alignment=16)
     tmem_address = memory.allocate_array(Int32, 4, byte_alignment=16)
     vectors = None
-    if storage.vector_bytes or config.epilogue.has_alpha:
+    if storage.vector_bytes:
         vectors = memory.allocate_tensor(
             Float32, cute.make_layout((config.tile.n, 3)), byte_alignment=16
         )

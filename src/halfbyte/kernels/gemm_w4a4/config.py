@@ -14,9 +14,13 @@ from typing import Final, Literal
 
 from halfbyte.arch.gpus import GPUS, Gpu
 from halfbyte.errors import FormatError
+from halfbyte.formats.activation import get_activation_format
 
 OUT_DTYPES: Final = ("float16", "bfloat16")
 ACTIVATIONS: Final = ("none", "gelu", "gelu_tanh", "silu")
+OUTPUTS: Final = ("dense", "nvfp4", "both")
+# What the epilogue can quantize y with for the next layer: nothing that needs all of y first.
+NEXT_ACTIVATIONS: Final = ("nvfp4_one_level", "nvfp4_nunchaku", "nvfp4_static")
 BLOCK_SIZES: Final = {"nvfp4": 16, "mxfp4": 32}  # codes per block scale: E4M3 and E8M0
 TARGETS: Final = {"sm_100a": "b200", "sm_103a": "b300"}
 
@@ -84,7 +88,8 @@ class EpilogueConfig:
         output: "dense" writes y; "nvfp4" writes it as codes and swizzled block scales for the next
             layer; "both" does both.
         has_next_smooth: y is divided by next_smooth[n] before it is quantized.
-        payload_divisor: as in `formats.activation` ("stored" or "unrounded").
+        next_activation: the next layer's activation format, one of NEXT_ACTIVATIONS; without a
+            meaning for "dense".
     """
 
     has_column_scale: bool = False
@@ -93,12 +98,29 @@ class EpilogueConfig:
     activation: str = "none"
     output: Literal["dense", "nvfp4", "both"] = "dense"
     has_next_smooth: bool = False
-    payload_divisor: str = "stored"
+    next_activation: str = "nvfp4_one_level"
 
     @property
     def has_vectors(self) -> bool:
         """Whether per-column vectors are staged in shared memory."""
-        return self.has_column_scale or self.has_bias or self.has_next_smooth
+        return self.has_column_scale or self.has_alpha or self.has_bias or self.has_next_smooth
+
+    @property
+    def has_dense_output(self) -> bool:
+        """Whether y is written."""
+        return self.output in ("dense", "both")
+
+    @property
+    def has_quantized_output(self) -> bool:
+        """Whether y is quantized for the next layer."""
+        return self.output in ("nvfp4", "both")
+
+    @property
+    def has_next_global_scale(self) -> bool:
+        """Whether the next layer's activations have a calibrated global scale."""
+        if not self.has_quantized_output:
+            return False
+        return get_activation_format(self.next_activation).global_scale == "static"
 
 
 @dataclass(frozen=True)
@@ -264,6 +286,9 @@ def plan_storage(config: GemmConfig) -> StorageConfig:
     )
 
 
+# Columns of a row that are quantized at once: their four block scales are one word of the layout.
+QUANTIZED_COLUMNS: Final = 64
+
 # Output staging of one epilogue warp, (columns, slots), widest first. 64 columns of 2 bytes are one
 # 128-byte swizzle span; 32 columns halve the bytes at half the rows per TMA cycle.
 _OUTPUT_CHOICES: Final = ((64, 2), (32, 3), (32, 2))
@@ -273,11 +298,11 @@ def _choose_output_slots(config: GemmConfig, room: int, slot: int) -> tuple[int,
     """Return (bytes, slots) of an epilogue warp's staging, which is not to cost a ring slot."""
     if config.tile.swap:
         return 0, 0  # a thread owns an output feature: rows are written straight to global memory
+    if not config.epilogue.has_dense_output:
+        return 0, 0  # codes and scales go to global memory from registers
     sizes = [(32 * columns * 2, slots) for columns, slots in _OUTPUT_CHOICES]
-    if config.epilogue.output == "nvfp4":
-        return 0, 0
-    if config.epilogue.output == "both":
-        sizes = sizes[:1]  # four block scales of a row are one word: 64 columns at a time
+    if config.epilogue.has_quantized_output:
+        sizes = sizes[:1]  # QUANTIZED_COLUMNS wide
     smallest = EPILOGUE_WARPS * sizes[-1][0] * sizes[-1][1]
     wanted = (room - smallest) // slot
     for size, slots in sizes:
@@ -326,10 +351,28 @@ def list_problems(config: GemmConfig) -> Iterator[str]:
             yield f"low-rank dtype {low_rank.dtype!r}: wanted one of {OUT_DTYPES}"
         if low_rank.chunk not in (32, 64):
             yield f"low-rank chunk {low_rank.chunk}: 64 or 32 columns fill a swizzle span"
-    if epilogue.output != "dense" and tile.swap:
-        yield "a swapped tile has its columns in different threads: it cannot quantize its output"
+    yield from _list_output_problems(config)
     if config.scheduler == "clc" and tile.num_splits > 1:
         yield "a split tile is one cluster: its CTAs cannot be handed tiles one by one"
+
+
+def _list_output_problems(config: GemmConfig) -> Iterator[str]:
+    epilogue = config.epilogue
+    if epilogue.output not in OUTPUTS:
+        yield f"output {epilogue.output!r}: wanted one of {OUTPUTS}"
+    if not epilogue.has_quantized_output:
+        if epilogue.has_next_smooth:
+            yield 'next_smooth divides what is quantized: output "dense" has no use for it'
+        return
+    if epilogue.next_activation == "nvfp4_dynamic":
+        yield (
+            "next_activation 'nvfp4_dynamic': its global scale is the largest |y| of all tiles, "
+            "which the first tile does not know; write y and run quantize_act_lora on it"
+        )
+    elif epilogue.next_activation not in NEXT_ACTIVATIONS:
+        yield f"next_activation {epilogue.next_activation!r}: wanted one of {NEXT_ACTIVATIONS}"
+    if config.tile.swap:
+        yield "a swapped tile has its columns in different threads: it cannot quantize its output"
 
 
 def _list_tile_problems(config: GemmConfig) -> Iterator[str]:

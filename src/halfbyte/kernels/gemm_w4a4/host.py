@@ -48,6 +48,9 @@ def arrange(config: GemmConfig, tensors: dict[str, Any]) -> GemmTensors:
         smooth=tensors.get("next_smooth"),
         alpha=tensors.get("alpha"),
         output=tensors.get("y"),
+        next_codes=tensors.get("next_codes"),
+        next_sf=tensors.get("next_sf"),
+        next_global_scale=tensors.get("next_global_scale"),
     )
 
 

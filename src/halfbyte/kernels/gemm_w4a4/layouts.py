@@ -34,6 +34,7 @@ from halfbyte.errors import FormatError
 from halfbyte.kernels.gemm_w4a4.config import (
     BLOCK_K,
     OWN_RING_STAGES,
+    QUANTIZED_COLUMNS,
     GemmConfig,
     plan_storage,
 )
@@ -137,8 +138,8 @@ class TileLayouts(TracedRecord):
 
     @property
     def output_columns(self) -> int:
-        """Columns of an output staging slot."""
-        return self.storage.output_slot_bytes // (32 * 2)
+        """Columns that the epilogue finishes at a time: a staging slot where there is one."""
+        return self.storage.output_slot_bytes // (32 * 2) or QUANTIZED_COLUMNS
 
     @property
     def sfa_columns(self) -> int:

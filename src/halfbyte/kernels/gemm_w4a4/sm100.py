@@ -5,6 +5,7 @@ One tile, from memory to memory:
     load warp      TMA: blocks of A, B and their scales, and low-rank chunks -> ring slots
     MMA warp       tcgen05.cp scales -> tensor memory; tcgen05.mma both products -> accumulator
     epilogue warps tcgen05.ld -> scale, bias, activation -> staging -> TMA store
+                                                         -> codes and block scales
 
 Every role is a function; the kernel allocates, initialises barriers and hands out roles. All blocks
 of a tile, low-rank chunks included, go through one ring: a chunk of 64 fp16 columns is as wide as a
@@ -26,7 +27,7 @@ from halfbyte.device.accumulator_pair import (
     wait_for_columns,
 )
 from halfbyte.device.epilogue_values import ColumnVectors, VectorTensors, apply_activation
-from halfbyte.device.output_store import OutputStore, make_output_operand, make_output_store
+from halfbyte.device.output_store import WIDTH, RowPlace, make_output_operand, make_output_store
 from halfbyte.device.ring_position import Ring, RingPosition
 from halfbyte.device.scale_copy import ScaleOperands, make_scale_copies
 from halfbyte.device.scaled_product import add_low_rank, multiply_scaled
@@ -48,6 +49,7 @@ from halfbyte.kernels.gemm_w4a4.config import (
     check_legal,
 )
 from halfbyte.kernels.gemm_w4a4.layouts import TileLayouts, partition_loads
+from halfbyte.kernels.gemm_w4a4.quantized_store import QuantizedTensors, make_quantized_store
 
 MMA_WARP = EPILOGUE_WARPS
 LOAD_WARP = EPILOGUE_WARPS + 1
@@ -275,7 +277,7 @@ class MultiplyRole(TracedRecord):
 
 
 class EpilogueRole(TracedRecord):
-    """The four epilogue warps: from accumulator to output."""
+    """The four epilogue warps: from accumulator to outputs."""
 
     def __init__(
         self,
@@ -283,14 +285,15 @@ class EpilogueRole(TracedRecord):
         work: Work,
         accumulators: AccumulatorPair,
         vectors: ColumnVectors,
-        store: OutputStore,
+        outputs: tuple[Any, ...],
     ) -> None:
-        """Keep what a tile's epilogue needs."""
+        """Keep what a tile's epilogue needs; `outputs` are stores with `put` and `finish`."""
         self.layouts = layouts
         self.work = work
         self.accumulators = accumulators
         self.vectors = vectors
-        self.store = store
+        self.outputs = outputs
+        self.slots = max(1, layouts.storage.num_output_slots)
 
     @cute.jit
     def release(self, position: RingPosition) -> None:
@@ -308,11 +311,11 @@ class EpilogueRole(TracedRecord):
         work, config = self.work, self.layouts.config
         thread = cute.arch.thread_idx()[0]
         input_position = RingPosition.consumer(self.accumulators.stages)
-        slot_position = RingPosition.consumer(self.store.slots)
+        slot_position = RingPosition.consumer(self.slots)
         tile = work.scheduler.start()
         while tile.is_valid:
             m, n = tile.place
-            if cutlass.const_expr(config.epilogue.has_vectors or config.epilogue.has_alpha):
+            if cutlass.const_expr(config.epilogue.has_vectors):
                 # The previous tile's factors are read by all warps before they are replaced.
                 cute.arch.barrier(barrier_id=EPILOGUE_BARRIER, number_of_threads=EPILOGUE_THREADS)
                 self.vectors.stage(n * config.tile.n, thread, EPILOGUE_THREADS)
@@ -321,15 +324,16 @@ class EpilogueRole(TracedRecord):
             slot_position = self.store_tile(m, n, input_position, slot_position)
             input_position = input_position.next()
             tile = tile.next()
-        self.store.finish(cute.arch.lane_idx())
+        for output in self.outputs:
+            output.finish(cute.arch.lane_idx())
 
     @cute.jit
     def store_tile(
         self, m: Int32, n: Int32, input_position: RingPosition, slot_position: RingPosition
     ) -> RingPosition:
-        """Store one tile, `store.columns` columns at a time."""
+        """Store one tile, `output_columns` columns at a time."""
         pair, tile = self.accumulators, self.layouts.config.tile
-        columns = self.store.columns
+        columns = self.layouts.output_columns
         num_parts = tile.n // columns
         thread, lane = cute.arch.thread_idx()[0], cute.arch.lane_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -342,23 +346,26 @@ class EpilogueRole(TracedRecord):
             wait_for_columns()
             if pair.is_free_after(step, columns, num_parts):
                 self.release(input_position)
-            slot = warp * self.store.slots + slot_position.index
-            self.store.wait_for_slot(lane)
-            self.put_row(values, part * columns, slot, lane)
-            self.store.store(slot, row_block, n * num_parts + part, lane)
+            row = self.finish_row(values, part * columns)
+            slot = warp * self.slots + slot_position.index
+            place = RowPlace(row_block, n * num_parts + part, part * columns, slot, lane)
+            for output in self.outputs:
+                output.put(row, place)
             slot_position = slot_position.next()
         return slot_position
 
-    @cute.jit
-    def put_row(self, values: Any, column: Int32, slot: Int32, lane: Int32) -> None:
-        """Turn a row's accumulator values into output values, 32 at a time, and stage them."""
-        width = 32
-        parts = cute.flat_divide(cute.make_tensor(values.iterator, self.store.columns), (width,))
-        for half in cutlass.range_constexpr(self.store.columns // width):
+    def finish_row(self, values: Any, column: Int32) -> Any:
+        """Return the output values of a part of a row, rounded, from its accumulator values."""
+        columns = self.layouts.output_columns
+        parts = cute.flat_divide(cute.make_tensor(values.iterator, columns), (WIDTH,))
+        finished = cute.make_rmem_tensor((columns,), self.layouts.out_type)
+        finished_parts = cute.flat_divide(finished, (WIDTH,))
+        for half in range(columns // WIDTH):
             row = parts[(None, half)].load()
-            row = self.vectors.apply(row, column + half * width, width)
+            row = self.vectors.apply(row, column + half * WIDTH, WIDTH)
             row = apply_activation(row, self.layouts.config.epilogue.activation)
-            self.store.put(row, slot, lane, half, width)
+            finished_parts[(None, half)].store(row.to(self.layouts.out_type))
+        return finished
 
 
 @cute.jit
@@ -383,7 +390,9 @@ class GemmTensors(NamedTuple):
         a_codes, b_codes: uint8 [rows, bytes]. a_sf, b_sf: uint8, flat, swizzled.
         lora_a, lora_b: [rows, rank] or None.
         scale, bias, smooth: [N] float32 or None. alpha: [1] float32 or None.
-        output: [M, N].
+        output: [M, N] or None.
+        next_codes: uint8 [M, bytes] or None. next_sf: uint8, flat, swizzled, or None.
+        next_global_scale: [1] float32 or None.
     """
 
     a_codes: Any
@@ -397,6 +406,9 @@ class GemmTensors(NamedTuple):
     smooth: Any
     alpha: Any
     output: Any
+    next_codes: Any
+    next_sf: Any
+    next_global_scale: Any
 
 
 class GemmProgram:
@@ -414,8 +426,14 @@ class GemmProgram:
         layouts, config = TileLayouts(self.config), self.config
         tile = config.tile
         operands = layouts.make_operands(tensors)
-        output = make_output_operand(tensors.output, layouts.output_columns)
-        m, n = tensors.output.shape
+        output = quantized = None
+        if cutlass.const_expr(config.epilogue.has_dense_output):
+            output = make_output_operand(tensors.output, layouts.output_columns)
+        if cutlass.const_expr(config.epilogue.has_quantized_output):
+            quantized = QuantizedTensors(
+                tensors.next_codes, tensors.next_sf, tensors.next_global_scale
+            )
+        m, n = tensors.a_codes.shape[0], tensors.b_codes.shape[0]
         tiles_m, tiles_n = cute.ceil_div(m, tile.m), cute.ceil_div(n, tile.n)
         num_tiles = tiles_m * tiles_n
         num_clusters = num_tiles
@@ -425,9 +443,9 @@ class GemmProgram:
         num_chunks = Int32(0)
         if cutlass.const_expr(config.low_rank is not None):
             num_chunks = cute.ceil_div(tensors.lora_a.shape[1], config.low_rank.chunk)
-        sizes = (tiles_m, tiles_n, num_blocks, num_chunks, Int32(n))
+        sizes = (tiles_m, tiles_n, num_blocks, num_chunks, Int32(m), Int32(n))
         vectors = VectorTensors(tensors.scale, tensors.bias, tensors.smooth, tensors.alpha)
-        self.kernel(operands, output, vectors, sizes).launch(
+        self.kernel(operands, (output, quantized), vectors, sizes).launch(
             grid=(num_clusters * layouts.cluster_size, 1, 1),
             block=(32 * self.num_warps, 1, 1),
             cluster=(layouts.cluster_size, 1, 1),
@@ -437,13 +455,14 @@ class GemmProgram:
         )
 
     @cute.kernel
-    def kernel(self, operands: Any, output: Any, vectors: Any, sizes: Any) -> None:
+    def kernel(self, operands: Any, outputs: Any, vectors: Any, sizes: Any) -> None:
         """Allocate, initialise barriers, hand out roles."""
         layouts, config = TileLayouts(self.config), self.config
-        tiles_m, tiles_n, num_blocks, num_chunks, num_columns = sizes
+        tiles_m, tiles_n, num_blocks, num_chunks, num_rows, num_columns = sizes
+        output, quantized = outputs
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        # From blockIdx, not from %cluster_ctarank: a branch on the latter is not uniform to ptxas, and
-        # each tensor core instruction behind it becomes a loop over lanes (docs/gotchas).
+        # From blockIdx, not from %cluster_ctarank: a branch on the latter is not uniform to ptxas,
+        # and each tensor core instruction behind it becomes a loop over lanes (docs/gotchas).
         rank = cute.arch.block_idx()[0] % layouts.cluster_size
         buffers = allocate_buffers(layouts)
         rings = make_rings(layouts, buffers.barriers)
@@ -492,10 +511,17 @@ class GemmProgram:
             MultiplyRole(layouts, work, accumulators, buffers).mma_role()
         if warp < EPILOGUE_WARPS:
             column_vectors = ColumnVectors(vectors, buffers.vectors, num_columns)
-            store = make_output_store(
-                output, buffers.output, storage.num_output_slots, layouts.output_columns
-            )
-            EpilogueRole(layouts, work, accumulators, column_vectors, store).epilogue_role()
+            stores: list[Any] = []
+            if cutlass.const_expr(output is not None):
+                stores.append(
+                    make_output_store(
+                        output, buffers.output, storage.num_output_slots, layouts.output_columns
+                    )
+                )
+            if cutlass.const_expr(quantized is not None):
+                shape = num_rows, num_columns
+                stores.append(make_quantized_store(config, quantized, column_vectors, shape))
+            EpilogueRole(layouts, work, accumulators, column_vectors, tuple(stores)).epilogue_role()
         if warp == SCHEDULER_WARP and work.is_leader:
             scheduler_role(work)
         # Arrivals from the other CTA of the pair, and its reads of tensor memory, are over.

@@ -7,19 +7,30 @@ from halfbyte.device.kernel_source import KernelSource
 from halfbyte.kernels.gemm_w4a4.config import GemmConfig, check_legal
 
 MODULES: Final = (
+    "halfbyte.arch.gpus",
     "halfbyte.device.accumulator_pair",
     "halfbyte.device.epilogue_values",
+    "halfbyte.device.float_arithmetic",
+    "halfbyte.device.inline_ptx",
+    "halfbyte.device.memory_access",
     "halfbyte.device.operand_load",
     "halfbyte.device.output_store",
     "halfbyte.device.ring_position",
     "halfbyte.device.scale_copy",
     "halfbyte.device.scaled_product",
     "halfbyte.device.tile_scheduler",
+    "halfbyte.device.traced_record",
+    "halfbyte.formats.activation",
+    "halfbyte.formats.block_format",
     "halfbyte.kernels.gemm_w4a4.buffers",
     "halfbyte.kernels.gemm_w4a4.config",
+    "halfbyte.kernels.gemm_w4a4.host",
     "halfbyte.kernels.gemm_w4a4.layouts",
+    "halfbyte.kernels.gemm_w4a4.quantized_store",
     "halfbyte.kernels.gemm_w4a4.sm100",
     "halfbyte.kernels.gemm_w4a4.source",
+    "halfbyte.kernels.quantize_act_lora.block_quantizer",
+    "halfbyte.kernels.quantize_act_lora.config",
 )
 
 
@@ -36,10 +47,14 @@ def make_source(config: GemmConfig) -> KernelSource:
         next_smooth float32 [N]                     (has_next_smooth)
         alpha float32 [1]                           (has_alpha)
         y [M, N], rows at least N apart             (output "dense" or "both")
-        next_codes uint8 [M, bytes], next_sf uint8  (output "nvfp4" or "both")
+        next_codes uint8 [M, N_pad / 2], next_sf uint8 flat (output "nvfp4" or "both")
+        next_global_scale float32 [1]               (next_activation with a static global scale)
         max_clusters int: clusters of the static scheduler's grid
 
-    Rows start at multiples of 16 bytes; `kernels.gemm_w4a4.placement` makes such operands.
+    Rows start at multiples of 16 bytes; `kernels.gemm_w4a4.placement` makes such operands. N_pad is
+    N rounded up to 32. What is quantized are y / next_smooth as y is rounded to its dtype; next_sf
+    are the E4M3 scales of [M, ceil(N / 16)] in swizzled_128x4. Both are written whole, padding
+    included: they are the act_codes and act_sf of the next layer.
     """
     check_legal(config)
     return KernelSource("gemm_w4a4", config, config.target, MODULES, lambda: _make(config))
@@ -54,8 +69,9 @@ def list_arguments(config: GemmConfig) -> tuple[str, ...]:
     names += ["bias"] if epilogue.has_bias else []
     names += ["next_smooth"] if epilogue.has_next_smooth else []
     names += ["alpha"] if epilogue.has_alpha else []
-    names += ["y"] if epilogue.output in ("dense", "both") else []
-    names += ["next_codes", "next_sf"] if epilogue.output in ("nvfp4", "both") else []
+    names += ["y"] if epilogue.has_dense_output else []
+    names += ["next_codes", "next_sf"] if epilogue.has_quantized_output else []
+    names += ["next_global_scale"] if epilogue.has_next_global_scale else []
     return tuple(names)
 
 
