@@ -59,6 +59,7 @@ def build_artifacts(
 
     Raises:
         MissingDependencyError: CuTe DSL or TVM FFI is not installed.
+        HalfbyteError: a kernel cannot be compiled; those before it are kept.
         UsageError: the folder cannot be written, or holds other things than artifacts.
     """
     if folder.exists() and not folder.is_dir():
@@ -70,13 +71,15 @@ def build_artifacts(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         remove_abandoned(folder)
-        for source in sources:
-            key = make_source_key(source)
-            entry = build_entry(source, key, folder / key)
-            if report is not None:
-                report(source, entry)
-        artifacts = Artifacts(folder, _list_entries(folder))
-        _write_index(artifacts)
+        try:
+            for source in sources:
+                key = make_source_key(source)
+                entry = build_entry(source, key, folder / key)
+                if report is not None:
+                    report(source, entry)
+        finally:  # what was built before an error is there to be used
+            artifacts = Artifacts(folder, _list_entries(folder))
+            _write_index(artifacts)
     except OSError as error:
         raise UsageError(f"the artifacts cannot be written to {folder}: {error}") from None
     return artifacts

@@ -106,7 +106,15 @@ def _compile(source: KernelSource, folder: Path) -> Any:
     environment.arch = source.target
     try:
         host, arguments = source.make()
-        return cute.compile[options](host, *arguments)
+        # Without its engine CuTe DSL does not load its CUDA runtime into the process, whose symbols
+        # would stand before the stand-in's in a later session on a virtual GPU.
+        return cute.compile[options](host, *arguments, no_jit_engine=True)
+    except HalfbyteError:
+        raise
+    except Exception as error:
+        raise HalfbyteError(
+            f"CuTe DSL cannot compile {source}: {type(error).__name__}: {error}"
+        ) from error
     finally:
         environment._arch = before
 

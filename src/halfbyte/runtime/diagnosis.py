@@ -90,6 +90,7 @@ def make_diagnosis() -> Diagnosis:
     native = find_native()
     extras = {extra: find_missing(modules) for extra, modules in _EXTRAS.items()}
     extras["models"] = [name for name in _MODEL_PACKAGES if find_version(name) is None]
+    gpus = find_gpus(torch)
     problems = [f"{p.name} does not work: {p.error}" for p in packages if p.error is not None]
     if native["state"].startswith("not usable"):
         problems.append(f"the native library is {native['state']}")
@@ -100,9 +101,9 @@ def make_diagnosis() -> Diagnosis:
         packages=packages,
         native=native,
         cpu=find_cpu(),
-        gpus=find_gpus(torch),
+        gpus=gpus,
         extras=extras,
-        features=list_features(not problems, native, extras),
+        features=list_features(not problems, native, extras, gpus),
         problems=problems,
     )
 
@@ -194,7 +195,10 @@ def find_gpus(torch: ModuleType | None) -> list[dict[str, Any]]:
 
 
 def list_features(
-    is_sound: bool, native: Mapping[str, Any], extras: Mapping[str, list[str]]
+    is_sound: bool,
+    native: Mapping[str, Any],
+    extras: Mapping[str, list[str]],
+    gpus: list[dict[str, Any]],
 ) -> list[Feature]:
     """Return what runs on this machine, in the order a user meets it."""
     if not is_sound:
@@ -206,16 +210,39 @@ def list_features(
     missing = [*extras["demo"], *extras["models"]]
     demo_state = on_cpu if not missing else "no"
     demo_detail = f"missing: {', '.join(missing)}; `make demo` installs them" if missing else path
-    absent = "not in this version"
     return [
         Feature("quantize and inspect files", on_cpu, path),
         Feature("4-bit linear on the CPU", on_cpu, path),
         Feature("demo on SmolLM2-135M", demo_state, demo_detail),
-        Feature("Blackwell kernels (B200, B300)", absent, "planned: sm_100a, sm_103a"),
-        Feature("Hopper kernels (H100, H200)", absent, "planned: sm_90a"),
-        Feature("RTX Blackwell kernels", absent, "planned: sm_120a"),
+        *list_kernel_features(is_sound, {gpu["target"] for gpu in gpus}),
         find_virtual_gpu(is_sound),
     ]
+
+
+# What a user has -> (PTX target, name of the virtual GPU).
+_KERNEL_FEATURES = {
+    "Blackwell kernels (B200)": ("sm_100a", "b200"),
+    "Blackwell kernels (B300)": ("sm_103a", "b300"),
+    "Hopper kernels (H100, H200)": ("sm_90a", "h200"),
+    "RTX Blackwell kernels": ("sm_120a", "rtx5090"),
+}
+
+
+def list_kernel_features(is_sound: bool, present_targets: set[str]) -> list[Feature]:
+    """Return for each kind of GPU whether the 4-bit linear runs on it, and the compiler's state."""
+    names = (*_KERNEL_FEATURES, "compile GPU kernels (halfbyte build)")
+    if not is_sound:
+        return [Feature(name, "no", "a needed package does not work") for name in names]
+    try:
+        availability = importlib.import_module("halfbyte.runtime.kernel_availability")
+        described = [
+            availability.describe_target(target, gpu, present_targets)
+            for target, gpu in _KERNEL_FEATURES.values()
+        ]
+        described.append(availability.describe_compiler())
+    except Exception as error:  # a broken kernel package must not end the diagnosis
+        return [Feature(name, "no", f"not usable: {error}") for name in names]
+    return [Feature(name, *words) for name, words in zip(names, described, strict=True)]
 
 
 def find_virtual_gpu(is_sound: bool) -> Feature:

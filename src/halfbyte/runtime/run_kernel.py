@@ -1,10 +1,13 @@
 """The one way in for ops: a kernel source and its arguments, wherever these live."""
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from halfbyte.device.kernel_source import KernelSource
 from halfbyte.errors import UsageError
 from halfbyte.runtime.compile_kernel import compile_kernel
+from halfbyte.runtime.launch import PreparedLaunch
+from halfbyte.runtime.targets import check_runs_on
 from halfbyte.runtime.virtual_device import run_on_virtual_gpu
 
 
@@ -13,8 +16,8 @@ def run_kernel(source: KernelSource, *arguments: Any, virtual_gpu: str | None = 
 
     Args:
         source: the kernel, for the target of the device that holds the arguments.
-        arguments: in the order of the kernel's host function: torch tensors and integers. CUDA
-            tensors run on their GPU, which is the virtual one inside `halfbyte.virtual.cuda`.
+        arguments: in the order of the kernel's host function: torch tensors, numbers, and tuples
+            of them. CUDA tensors run on their GPU, the virtual one inside `halfbyte.virtual.cuda`.
         virtual_gpu: "b200", "b300", "h200" or "rtx5090": run CPU tensors there.
 
     Raises:
@@ -24,11 +27,47 @@ def run_kernel(source: KernelSource, *arguments: Any, virtual_gpu: str | None = 
     if virtual_gpu is not None:
         run_on_virtual_gpu(virtual_gpu, source, *arguments)
         return
-    for argument in arguments:
-        if getattr(argument, "is_cuda", True) is False:
+    check_device(source, arguments)
+    compile_kernel(source)(*arguments)
+
+
+def prepare_kernel(source: KernelSource, *arguments: Any) -> PreparedLaunch:
+    """Return a launch with its CUDA tensors and integers bound, checked and on their device.
+
+    Its `launch()` may be captured in a CUDA graph; keep it as long as the graph.
+
+    Raises:
+        UsageError: a tensor is on the CPU.
+        HalfbyteError: see `compile_kernel`.
+    """
+    check_device(source, arguments)
+    return compile_kernel(source).prepare(*arguments)
+
+
+def check_device(source: KernelSource, arguments: tuple[Any, ...]) -> None:
+    """Raise where a tensor is not on a GPU, or on one that cannot run the source's target.
+
+    Raises:
+        UsageError: a tensor is on the CPU.
+        UnsupportedHardwareError: the GPU has another target.
+    """
+    checked = None
+    for argument in _list_leaves(arguments):
+        is_cuda = getattr(argument, "is_cuda", None)
+        if is_cuda is False:
             raise UsageError(
                 f"{source.name}: a tensor of shape {list(argument.shape)} is on "
                 f"{argument.device}; GPU kernels take CUDA tensors, or CPU tensors with a virtual "
                 "GPU named (backend='virtual-b200')"
             )
-    compile_kernel(source)(*arguments)
+        if is_cuda and checked is None:
+            checked = argument.device
+            check_runs_on(source.name, source.target, checked)
+
+
+def _list_leaves(arguments: Iterable[Any]) -> Iterator[Any]:
+    for argument in arguments:
+        if isinstance(argument, tuple | list):
+            yield from _list_leaves(argument)
+        else:
+            yield argument

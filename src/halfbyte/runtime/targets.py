@@ -1,5 +1,6 @@
 """Which PTX target a GPU gets, and which targets a user may name."""
 
+import functools
 import re
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,34 @@ def read_device_target(device: "torch.device | str | int | None" = None) -> str:
 
     capability = torch.cuda.get_device_capability(device)
     return choose_target((capability[0], capability[1]), torch.cuda.get_device_name(device))
+
+
+def check_runs_on(name: str, target: str, device: "torch.device") -> None:
+    """Raise where a kernel made for `target` cannot run on a CUDA device.
+
+    A launch would fail too, but leave its error behind for torch's next call.
+
+    Raises:
+        UnsupportedHardwareError: the device has another target, or none.
+    """
+    from halfbyte.virtual.driver.session import get_active
+
+    active = get_active()
+    if active is not None:
+        present, model = active.runtime.gpu.target, active.runtime.gpu.device_name
+    else:
+        present, model = _read_real_device(device.index)
+    if present != target:
+        raise UnsupportedHardwareError(
+            f"{name} was made for {target}, and {printable(model)} ({device}) runs {present}"
+        )
+
+
+@functools.cache
+def _read_real_device(index: int | None) -> tuple[str, str]:
+    import torch
+
+    return read_device_target(index), torch.cuda.get_device_name(index)
 
 
 def check_target(text: str) -> str:
