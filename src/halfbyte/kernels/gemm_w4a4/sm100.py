@@ -93,8 +93,9 @@ class Work(TracedRecord):
     def segment_end(self, segment: Int32) -> Int32:
         """Return the block at which a segment's chunk comes."""
         if self.is_spread:
-            count = self.end_block - self.first_block
-            return self.first_block + (segment + 1) * count // self.num_segments
+            # Rounded up: the first segment has a block, even where there are more chunks.
+            shares = (segment + 1) * (self.end_block - self.first_block)
+            return self.first_block + cute.ceil_div(shares, self.num_segments)
         return self.end_block
 
 
