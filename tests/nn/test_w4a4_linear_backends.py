@@ -1,0 +1,165 @@
+"""W4A4Linear on a virtual GPU: the same layer, whatever is done to the module."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import halfbyte.virtual
+from halfbyte.errors import FormatError, UnsupportedHardwareError, UsageError
+from halfbyte.nn import W4A4Linear, set_backend
+from halfbyte.ops import placed_linears
+from halfbyte.virtual.driver.availability import find_absent_packages, find_missing_parts
+from tests.random_linears import LinearShape, make_input, make_linear
+from tests.tolerance import assert_close_to_reference
+
+MISSING = [*find_missing_parts(), *find_absent_packages()]
+needs_virtual_gpu = pytest.mark.skipif(bool(MISSING), reason=f"needs {'; '.join(MISSING)}")
+BACKEND = "virtual-b200"
+M, N, K = 70, 40, 200
+
+
+def make_module(backend: str = BACKEND, seed: int = 0) -> W4A4Linear:
+    linear = make_linear(LinearShape(n=N, k=K, rank=20, dtype=torch.bfloat16), seed=seed)
+    return W4A4Linear.from_record(linear, backend=backend)
+
+
+def make_x(seed: int = 0) -> torch.Tensor:
+    return make_input(M, K, torch.bfloat16, seed)
+
+
+@needs_virtual_gpu
+def test_cpu_tensors_go_in_and_come_out() -> None:
+    module, x = make_module(), make_x()
+    y = module(x.reshape(2, 35, K))
+    assert tuple(y.shape) == (2, 35, N)
+    assert y.device.type == "cpu"
+    assert_close_to_reference(y.reshape(M, N), x, module.to_record())
+    on_cpu = make_module("cpu")(x)
+    assert_close_to_reference(on_cpu, x, module.to_record())
+    assert not torch.cuda.is_available()  # torch was left as it is
+
+
+@needs_virtual_gpu
+def test_a_module_of_a_session_runs_on_its_gpu() -> None:
+    x = make_x()
+    wanted = make_module()(x)
+    with halfbyte.virtual.cuda("b200"):
+        y = make_module("auto").cuda()(x.cuda())
+        assert y.is_cuda
+        assert torch.equal(y.cpu(), wanted)
+
+
+@needs_virtual_gpu
+def test_placed_tensors_are_made_once_and_follow_the_buffers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = []
+    place = placed_linears.place_linear
+    monkeypatch.setattr(
+        placed_linears, "place_linear", lambda *given: made.append(given) or place(*given)
+    )
+    module, other, x = make_module(), make_module(seed=3), make_x()
+    first = module(x)
+    assert torch.equal(module(x), first)
+    assert len(made) == 1
+    module.load_state_dict(other.state_dict())
+    loaded = module(x)
+    assert not torch.equal(loaded, first)
+    assert torch.equal(loaded, other(x))
+    assert module.placed_bytes > 0
+    assert module.to(torch.float16).placed_bytes == 0
+    assert module.to(torch.bfloat16).placed_bytes == 0
+    assert_close_to_reference(module(x), x, module.to_record())
+
+
+@needs_virtual_gpu
+def test_state_copies_and_pickles_hold_nothing_that_was_placed() -> None:
+    module, x = make_module(), make_x()
+    keys, size = list(module.state_dict()), len(pickle.dumps(module))
+    wanted = module(x)
+    assert list(module.state_dict()) == keys
+    assert len(pickle.dumps(module)) == size
+    file = io.BytesIO()
+    torch.save(module.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    for twin in (
+        copy.deepcopy(module),
+        pickle.loads(pickle.dumps(module)),
+        W4A4Linear.from_state_dict(state, backend=BACKEND),
+    ):
+        assert twin.backend == BACKEND
+        assert twin.placed_bytes == 0
+        assert torch.equal(twin(x), wanted)
+
+
+@needs_virtual_gpu
+def test_memory_is_reported() -> None:
+    module = make_module()
+    assert module.placed_bytes == 0
+    assert "placed_bytes" not in repr(module)
+    module(make_x())
+    # codes and block scales padded, low-rank factors, three float32 vectors of N, N and K
+    codes, scales = N * 112, 128 * 16
+    low_rank = 2 * (24 * 224 + N * 24)
+    assert module.placed_bytes == codes + scales + low_rank + 4 * (N + N + K)
+    assert f"placed_bytes={module.placed_bytes}, backend={BACKEND}" in repr(module)
+
+
+@needs_virtual_gpu
+def test_compiled_modules_place_once_and_give_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch._dynamo.reset()
+    module, x = make_module(), make_x()
+    wanted = module(x)
+    made = []
+    place = placed_linears.place_linear
+    monkeypatch.setattr(
+        placed_linears, "place_linear", lambda *given: made.append(given) or place(*given)
+    )
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        assert torch.equal(compiled(x), wanted)
+    assert not made
+
+
+@needs_virtual_gpu
+def test_exported_modules_keep_their_backend() -> None:
+    module, x = make_module().eval(), make_x()
+    rows = torch.export.Dim("rows", min=2, max=4096)
+    program = torch.export.export(module, (x,), dynamic_shapes=({0: rows},))
+    assert torch.equal(program.module()(x), module(x))
+
+
+def test_the_backend_is_checked_where_it_is_named() -> None:
+    with pytest.raises(UsageError, match="backend 'b200' is unknown"):
+        make_module("b200")
+    with pytest.raises(UnsupportedHardwareError, match="kernel for sm_120a does not exist yet"):
+        make_module("virtual-rtx5090")
+    linear = nn.Linear(64, 64)
+    assert W4A4Linear.from_linear(linear, "nvfp4_plain", backend="cpu").backend == "cpu"
+    with pytest.raises(UsageError, match="backend 'b200'"):
+        set_backend(nn.Sequential(linear), "b200")
+
+
+def test_set_backend_reaches_every_module() -> None:
+    model = nn.Sequential(make_module("auto"), nn.ReLU(), nn.Sequential(make_module("auto")))
+    assert set_backend(model, BACKEND) == 2
+    assert [m.backend for m in model.modules() if isinstance(m, W4A4Linear)] == [BACKEND] * 2
+
+
+def test_modules_pickled_without_a_backend_follow_the_device() -> None:
+    module = make_module("auto")
+    del module.__dict__["backend"]
+    old = pickle.loads(pickle.dumps(module))
+    assert old.backend == "auto"
+
+
+def test_float32_needs_a_conversion_or_the_cpu() -> None:
+    with pytest.raises(FormatError, match=r"x: dtype torch.float32; the Blackwell kernels"):
+        make_module()(make_x().float())
