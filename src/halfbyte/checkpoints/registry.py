@@ -1,0 +1,117 @@
+"""Which family a checkpoint is of: decided by what names it, refused where that is not enough."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from halfbyte.checkpoints.family import Claim, Family, LayerPlan
+from halfbyte.checkpoints.modelopt import ModelOpt
+from halfbyte.checkpoints.tensor_source import TensorSource
+from halfbyte.errors import CheckpointError, UsageError
+from halfbyte.formats.safetensors_header import quoted
+
+FAMILIES: dict[str, Family] = {family.name: family for family in (ModelOpt(),)}
+FROM_FLAG = "--from"
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """A checkpoint whose every tensor is accounted for.
+
+    Attributes:
+        family: how its layers are read.
+        layers: the quantized layers by name.
+        passthrough: names of the tensors that belong to no layer.
+        evidence: what decided.
+    """
+
+    family: Family
+    layers: Mapping[str, LayerPlan]
+    passthrough: tuple[str, ...]
+    evidence: str
+
+
+def get_family(name: str) -> Family:
+    """Return the family called `name`; UsageError lists those there are."""
+    try:
+        return FAMILIES[name]
+    except KeyError:
+        known = ", ".join(sorted(FAMILIES))
+        raise UsageError(f"family {name!r} is unknown; use one of: {known}") from None
+
+
+def recognise(source: TensorSource, name: str | None = None) -> Recognised:
+    """Return the family of `source` and its layers.
+
+    Args:
+        source: an open checkpoint.
+        name: the family that the user names; None to decide by the file.
+
+    Raises:
+        CheckpointError: no family reads it, several could, the named one cannot, or a tensor of a
+            quantized layer is left over; the message lists candidates and what would decide.
+    """
+    claims = {family.name: family.claim(source) for family in FAMILIES.values()}
+    claims = {name: claim for name, claim in claims.items() if claim.layers}
+    if name is not None:
+        chosen = get_family(name)
+        if name not in claims:
+            raise CheckpointError(
+                f"{source.path}: has no layer of family {name}; {describe_claims(claims)}"
+            )
+    else:
+        chosen = _choose(source.path, claims)
+    claim = claims[chosen.name]
+    passthrough = list_passthrough(source, claim.layers)
+    return Recognised(chosen, claim.layers, passthrough, claim.evidence)
+
+
+def _choose(path: Path, claims: Mapping[str, Claim]) -> Family:
+    certain = [name for name, claim in claims.items() if claim.is_certain]
+    candidates = certain or list(claims)
+    if len(candidates) == 1:
+        return FAMILIES[candidates[0]]
+    if not candidates:
+        raise CheckpointError(
+            f"{path}: no quantized layer of a known family; `halfbyte inspect` says what it holds"
+        )
+    raise CheckpointError(
+        f"{path}: could be read as {' or '.join(candidates)}, with different weights: "
+        f"{describe_claims({name: claims[name] for name in candidates})}. Name the family with "
+        f"{FROM_FLAG}, or give the unquantized model with --original: it decides by trial"
+    )
+
+
+def describe_claims(claims: Mapping[str, Claim]) -> str:
+    """Return what speaks for each candidate, for an error message."""
+    if not claims:
+        return "no known family has layers in it"
+    return "; ".join(
+        f"{name} ({len(claim.layers)} layers: {claim.evidence})" for name, claim in claims.items()
+    )
+
+
+def list_passthrough(source: TensorSource, layers: Mapping[str, LayerPlan]) -> tuple[str, ...]:
+    """Return the tensors of no layer; CheckpointError for a layer's left-over tensor."""
+    used = {tensor for plan in layers.values() for tensor in plan.tensors.values()}
+    others = [name for name in source.specs if name not in used]
+    for name in others:
+        layer = find_owner(name, layers)
+        if layer is not None:
+            spec = source.specs[name]
+            raise CheckpointError(
+                f"{source.path}: tensor {quoted(name)} ({spec.dtype.name} {list(spec.shape)}) of "
+                f"quantized layer {quoted(layer)} is not understood, and might change its values; "
+                "remove it, or name another family with " + FROM_FLAG
+            )
+    return tuple(others)
+
+
+def find_owner(name: str, layers: Mapping[str, LayerPlan]) -> str | None:
+    """Return the quantized layer under whose name a tensor lies, or None."""
+    parent = name
+    while "." in parent:
+        parent = parent.rpartition(".")[0]
+        if parent in layers:
+            return parent
+    return None
