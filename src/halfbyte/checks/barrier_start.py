@@ -17,7 +17,7 @@ from halfbyte.checks.finding import CheckFinding, CheckReport, Evidence, Severit
 from halfbyte.checks.kernel_text import KernelText
 from halfbyte.checks.register_values import RegisterValues, find_first_pass
 from halfbyte.ptx.syntax import Instruction
-from halfbyte.virtual.hang_report import HangReport, Stop
+from halfbyte.virtual.hang_report import HangReport
 
 CHECK = "barrier-start"
 _WAITS = ("mbarrier.try_wait.parity", "mbarrier.test_wait.parity")
@@ -295,26 +295,20 @@ def _reads_result(kernel: KernelText, wait: FirstWait) -> bool:
 
 
 def explain_hang(hang: HangReport) -> CheckReport:
-    """Return the waits of a deadlock that no arrival can ever answer, because they start wrong.
+    """Return what a deadlock of the virtual GPU has to do with starts of rings.
 
-    A wait with parity 0 on a barrier of which no phase has completed, in a circle of such waits,
-    is what a producer that starts at parity 0 looks like.
+    Waits for parity 0 on several barriers of which no phase has completed are what a producer that
+    starts at parity 0 leaves behind: one of them is its own, the others wait for it.
     """
-    fresh = [stop for stop in hang.waits if _is_fresh(stop)]
-    finding = [
-        CheckFinding(
-            f"{CHECK}/producer-parity",
-            Severity.ERROR,
-            f"{stop.place}, warp {stop.warp}",
-            f"first wait of a fresh barrier with parity 0: {stop.describe_wait()}. A producer "
-            "starts at parity 1",
+    fresh = hang.list_fresh_waits()
+    findings: tuple[CheckFinding, ...] = ()
+    if fresh:
+        barriers = sorted({stop.facts["offset"] for stop in fresh})
+        message = (
+            "every wait is for the first phase of a fresh barrier, parity 0 with 0 phases "
+            f"completed, on shared+{', '.join(map(hex, barriers))}: one of them fills slots. A "
+            "producer starts at parity 1"
         )
-        for stop in fresh
-    ]
-    is_circle = len({stop.facts.get("offset") for stop in fresh}) > 1
-    return CheckReport(CHECK, tuple(finding) if is_circle else (), num_examined=len(hang.waits))
-
-
-def _is_fresh(stop: Stop) -> bool:
-    facts = stop.facts
-    return stop.wait == "mbarrier" and facts.get("phases") == 0 and facts.get("parity") == 0
+        place = "; ".join(f"{stop.place}, warp {stop.warp}" for stop in fresh)
+        findings = (CheckFinding(f"{CHECK}/producer-parity", Severity.ERROR, place, message),)
+    return CheckReport(CHECK, findings, num_examined=len(hang.waits))

@@ -95,6 +95,17 @@ class LaunchBudget:
         """What is left over; negative where it does not fit."""
         return self.capacity_bytes - self.used_bytes
 
+    def list_figures(self) -> dict[str, int | None]:
+        """Return what a declared figure is compared with, by name; None where it is not known.
+
+        Bytes per slot of each operand, "shared" for all of a CTA's, "tensor_memory" for columns.
+        """
+        return {
+            **{operand.name: operand.slot_bytes for operand in self.operands},
+            _SHARED_NAME: self.used_bytes,
+            _TENSOR_NAME: self.tensor_columns,
+        }
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values for `json.dumps`."""
         return {**asdict(self), "used_bytes": self.used_bytes, "slack_bytes": self.slack_bytes}
@@ -250,17 +261,11 @@ def check_launch_budget(
 ) -> CheckReport:
     """Return where a launch does not fit, declared figures that are wrong, bytes that do not match.
 
-    `declared` has bytes per slot of operands by name, "shared" for all of a CTA's bytes,
-    "tensor_memory" for columns. Raises UsageError for another name.
+    `declared` has figures by the names of `LaunchBudget.list_figures`; UsageError for another.
     """
-    measured: dict[str, int | None] = {
-        **{operand.name: operand.slot_bytes for operand in budget.operands},
-        _SHARED_NAME: budget.used_bytes,
-        _TENSOR_NAME: budget.tensor_columns,
-    }
     findings = [
         *check_shared_total(budget.used_bytes, kernel.gpu, budget.kernel, budget.alignment_bytes),
-        *compare_declared(declared or {}, measured, budget.kernel),
+        *compare_declared(declared or {}, budget.list_figures(), budget.kernel),
     ]
     for barrier in budget.barriers:
         loaded = barrier.loaded_bytes

@@ -1,6 +1,8 @@
 """`halfbyte budget`: shared and tensor memory of a kernel; parsing and printing only."""
 
+import contextlib
 import json
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -99,9 +101,10 @@ def _budget_program(
     """Run the program and print the budget of each distinct launch."""
     from halfbyte.virtual.driver.program import run_program
 
-    finished = run_program(
-        question.program, question.arguments, gpu=question.gpu, is_module=question.is_module
-    )
+    with contextlib.redirect_stdout(sys.stderr):  # ours is the budget
+        finished = run_program(
+            question.program, question.arguments, gpu=question.gpu, is_module=question.is_module
+        )
     measured = _measure_launches(finished.log.records, question.gpu, declared)
     if as_json:
         record = {
@@ -136,6 +139,8 @@ def _measure_launches(
     from halfbyte.checks.launch_budget import check_launch_budget, measure_launch
 
     figures, names = declared
+    unused = dict(figures)
+    seen: set[str] = set()
     groups: dict[Any, tuple[list[int], LaunchBudget, CheckReport]] = {}
     for record in records:
         if record.syntax is None:
@@ -146,8 +151,17 @@ def _measure_launches(
         if found in groups:
             groups[found][0].append(record.index)
         else:
-            report = check_launch_budget(found, kernel, figures)
+            known = found.list_figures()
+            seen.update(known)
+            mine = {name: figure for name, figure in figures.items() if name in known}
+            unused = {name: figure for name, figure in unused.items() if name not in known}
+            report = check_launch_budget(found, kernel, mine)
             groups[found] = ([record.index], found, report)
+    if unused:
+        raise UsageError(
+            f"--declare: no launch has {', '.join(map(printable, unused))}; there are "
+            f"{', '.join(sorted(seen)) or 'no launches'}"
+        )
     return list(groups.values())
 
 
@@ -178,16 +192,11 @@ def _print_launch(
 
 
 def _make_operand_table(found: "LaunchBudget") -> Table:
-    table = Table(
-        "operand",
-        "element",
-        "box",
-        "bytes per box",
-        "boxes per slot",
-        "bytes per slot",
-        "swizzle",
-        "at",
-    )
+    table = Table("operand", "element")
+    table.add_column("box", overflow="fold")
+    for heading in ("box bytes", "boxes", "slot bytes", "swizzle"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("at", overflow="fold")
     for operand in found.operands:
         boxes, size = operand.boxes_per_slot, operand.slot_bytes
         shares = ", ".join(map(str, operand.shares_slots_with))
@@ -200,6 +209,6 @@ def _make_operand_table(found: "LaunchBudget") -> Table:
             "?" if boxes is None else str(boxes),
             "?" if size is None else f"{size:,}",
             str(operand.swizzle or "none"),
-            f"{at} (with parameter {shares})" if shares else at,
+            f"{at}, as {shares}" if shares else at,
         )
     return table

@@ -132,7 +132,25 @@ class HangReport:
         lines += [str(flight) for flight in self.in_flight[:_MAX_GROUPS]]
         if self.omitted:
             lines.append(f"{self.omitted} more groups of lanes are left out")
+        if self.list_fresh_waits():
+            lines.append(
+                "every mbarrier waited for is fresh (parity 0, 0 phases completed): one that fills "
+                "slots, a producer, starts at parity 1, where its first wait passes at once"
+            )
         return "\n  ".join(lines)
+
+    def list_fresh_waits(self) -> tuple[Stop, ...]:
+        """Return the waits on mbarriers where each is for the first phase of a fresh barrier.
+
+        () where one of them is not, or all wait on the same barrier: then nobody waits for a slot
+        that was never used.
+        """
+        waits = [stop for stop in self.waits if stop.wait == "mbarrier"]
+        is_fresh = all(
+            stop.facts.get("phases") == 0 and stop.facts.get("parity") == 0 for stop in waits
+        )
+        barriers = {(stop.facts.get("barrier_rank"), stop.facts.get("offset")) for stop in waits}
+        return tuple(waits) if is_fresh and len(barriers) > 1 else ()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for `json.dumps`."""
