@@ -11,8 +11,13 @@ from halfbyte import ops
 from halfbyte.errors import FormatError, UnsupportedHardwareError, UsageError
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.virtual.driver.availability import find_absent_packages, find_missing_parts
+from tests.kernels.gemm_w4a4.published import (
+    make_published,
+    multiply_published,
+    multiply_published_in_torch,
+)
 from tests.random_linears import FORMAT_PAIRS, LinearShape, make_input, make_linear, pair_id
-from tests.tolerance import assert_close_to_reference
+from tests.tolerance import assert_close_to_reference, measure_error
 
 MISSING = [*find_missing_parts(), *find_absent_packages()]
 needs_virtual_gpu = pytest.mark.skipif(bool(MISSING), reason=f"needs {'; '.join(MISSING)}")
@@ -242,3 +247,20 @@ def test_a_spoilt_row_stays_alone() -> None:
     assert bool(y[3].isnan().all())
     assert torch.equal(y[:3], wanted[:3])
     assert torch.equal(y[4:], wanted[4:])
+
+
+@needs_virtual_gpu
+def test_published_operands_give_their_product() -> None:
+    published = make_published(M)
+    wanted = multiply_published(published)
+    y = ops.gemm_published(published, torch.bfloat16, BACKEND)
+    assert (y.dtype, y.is_contiguous()) == (torch.bfloat16, True)
+    in_torch = multiply_published_in_torch(published, torch.bfloat16)
+    assert measure_error(y, wanted) <= 2 * measure_error(in_torch, wanted)
+
+
+def test_published_operands_need_a_blackwell_kernel() -> None:
+    with pytest.raises(UnsupportedHardwareError, match=r"or name backend 'virtual-b200'"):
+        ops.gemm_published(make_published(), torch.bfloat16)
+    with pytest.raises(FormatError, match=r"out_dtype: dtype torch.float32"):
+        ops.gemm_published(make_published(), torch.float32, BACKEND)

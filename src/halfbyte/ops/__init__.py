@@ -7,6 +7,7 @@ torch.export and meta tensors work. None has a backward pass: 4-bit linears are 
 from halfbyte.ops.backends import BACKENDS
 from halfbyte.ops.gemm_w4a4 import gemm_w4a4
 from halfbyte.ops.linear_parts import PART_NAMES, LinearSpec, decode_spec, list_parts, make_spec
+from halfbyte.ops.published import gemm_published
 from halfbyte.ops.quantize_act_lora import quantize_act_lora
 from halfbyte.ops.w4a4_linear import w4a4_linear
 
@@ -15,6 +16,7 @@ __all__ = [
     "PART_NAMES",
     "LinearSpec",
     "decode_spec",
+    "gemm_published",
     "gemm_w4a4",
     "list_parts",
     "make_spec",

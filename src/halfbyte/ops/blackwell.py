@@ -18,6 +18,7 @@ from halfbyte.kernels.gemm_w4a4.placement import (
     LORA_DTYPES,
     RANK_MULTIPLE,
     SF_LAYOUT,
+    GemmOperands,
     PlacedLinear,
     round_up,
 )
@@ -156,57 +157,68 @@ def multiply_input(
     """
     check_kernel_dtype("out_dtype", out_dtype)
     _check_input_fits(act, placed)
-    m, n, k = act.codes.shape[0], placed.out_features, placed.columns
+    is_dynamic = placed.activation.global_scale == "dynamic"
+    operands = GemmOperands(
+        block_format=placed.block_format,
+        act_codes=act.codes,
+        act_sf=act.sf,
+        weight_codes=placed.weight_codes,
+        weight_sf=placed.weight_sf,
+        lora_act=None if placed.lora_up is None else act.lora_act,
+        lora_up=placed.lora_up,
+        column_scale=placed.column_scale,
+        alpha=act.global_scale.reshape(1) if is_dynamic else None,
+        bias=placed.bias,
+        columns=placed.columns,
+        rank=placed.rank,
+    )
+    return multiply_operands(operands, out_dtype, backend)
+
+
+def multiply_operands(
+    operands: GemmOperands, out_dtype: torch.dtype, backend: Backend
+) -> torch.Tensor:
+    """Return y [M, N] of `out_dtype`, contiguous, of operands as the GEMM reads them."""
+    m, n = operands.act_codes.shape[0], operands.weight_codes.shape[0]
+    like = operands.act_codes
     if m == 0 or n == 0:
-        return act.codes.new_empty((m, n), dtype=out_dtype)
-    if k == 0:  # no products: the bias alone, or zeros
-        y = act.codes.new_zeros((m, n), dtype=out_dtype)
-        return y if placed.bias is None else y.copy_(placed.bias)
+        return like.new_empty((m, n), dtype=out_dtype)
+    if operands.columns == 0:  # no products: the bias alone, or zeros
+        y = like.new_zeros((m, n), dtype=out_dtype)
+        return y if operands.bias is None else y.copy_(operands.bias)
     # Rows start at multiples of 16 bytes; where N does not, the padded rows are packed at the end.
-    padded = act.codes.new_empty((m, round_up(n, _ROW_BYTES // 2)), dtype=out_dtype)
+    padded = like.new_empty((m, round_up(n, _ROW_BYTES // 2)), dtype=out_dtype)
     y = padded[:, :n]
-    _launch_gemm(act, placed, y, backend)
+    _launch_gemm(operands, y, backend)
     return y.contiguous()
 
 
-def _launch_gemm(
-    act: QuantizedInput, placed: PlacedLinear, y: torch.Tensor, backend: Backend
-) -> None:
+def _launch_gemm(operands: GemmOperands, y: torch.Tensor, backend: Backend) -> None:
     from halfbyte.kernels.gemm_w4a4.source import list_arguments, make_source
     from halfbyte.runtime.run_kernel import run_kernel
 
     assert backend.target is not None
-    is_dynamic = placed.activation.global_scale == "dynamic"
+    lora_up = operands.lora_up
     request = GemmRequest(
         m=y.shape[0],
         n=y.shape[1],
-        k=placed.columns,
-        rank=0 if placed.lora_up is None else placed.lora_up.shape[1],
-        block_format=placed.block_format,
+        k=operands.columns,
+        rank=0 if lora_up is None else lora_up.shape[1],
+        block_format=operands.block_format,
         out_dtype=_name_dtype(y.dtype),
-        lora_dtype=_name_dtype(act.lora_act.dtype),
+        lora_dtype=_name_dtype(y.dtype if lora_up is None else lora_up.dtype),
         epilogue=EpilogueConfig(
-            has_column_scale=placed.column_scale is not None,
-            has_alpha=is_dynamic,
-            has_bias=placed.bias is not None,
+            has_column_scale=operands.column_scale is not None,
+            has_alpha=operands.alpha is not None,
+            has_bias=operands.bias is not None,
         ),
     )
     config = choose_gemm_config(request, backend.target)
-    tensors: dict[str, torch.Tensor | None] = {
-        "act_codes": act.codes,
-        "act_sf": act.sf,
-        "weight_codes": placed.weight_codes,
-        "weight_sf": placed.weight_sf,
-        "lora_act": act.lora_act,
-        "lora_up": placed.lora_up,
-        "column_scale": placed.column_scale,
-        "bias": placed.bias,
-        "alpha": act.global_scale.reshape(-1),
-        "y": y,
-    }
-    arguments = tuple(tensors[name] for name in list_arguments(config))
+    tensors = tuple(
+        y if name == "y" else getattr(operands, name) for name in list_arguments(config)
+    )
     run_kernel(
-        make_source(config), arguments, count_clusters(config), virtual_gpu=backend.virtual_gpu
+        make_source(config), tensors, count_clusters(config), virtual_gpu=backend.virtual_gpu
     )
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from halfbyte.errors import FormatError, UnsupportedHardwareError
+from halfbyte.kernels.gemm_w4a4.placement import GemmOperands
 from halfbyte.kernels.gemm_w4a4.published_operands import (
-    GemmOperands,
     PublishedOperands,
     convert_published_operands,
     publish_scales,
@@ -20,46 +20,7 @@ from halfbyte.reference.decode import (
     read_floats,
     unpack_codes,
 )
-
-M, N, K, RANK = 37, 24, 48, 5
-
-
-def make_published(**changes: object) -> PublishedOperands:
-    """Return random operands in the published layout."""
-    draw = torch.Generator().manual_seed(5)
-
-    def bytes_(low: int, high: int, *shape: int) -> torch.Tensor:
-        return torch.randint(low, high, shape, generator=draw).to(torch.uint8)
-
-    operands = PublishedOperands(
-        act=bytes_(0, 256, M, K // 2),
-        wgt=bytes_(0, 256, N, K // 2),
-        ascales=bytes_(0x20, 0x50, K // 16, M).view(torch.float8_e4m3fn),
-        wscales=bytes_(0x20, 0x50, K // 16, N).view(torch.float8_e4m3fn),
-        lora_act_in=torch.randn(M, RANK, generator=draw) * 8,
-        lora_up=torch.randn(N, RANK, generator=draw),
-        wcscales=torch.rand(N, generator=draw) + 0.5,
-        bias=torch.randn(N, generator=draw),
-        alpha=0.01,
-    )
-    return dataclasses.replace(operands, **changes)
-
-
-def multiply_published(p: PublishedOperands) -> Float64Array:
-    """Return the float64 y of the module's formula, straight from the published layout."""
-
-    def decode(codes: torch.Tensor, scales: torch.Tensor) -> Float64Array:
-        values = make_value_table("e2m1")[unpack_codes(read_bytes(codes), 4)]
-        return values * np.repeat(make_value_table("e4m3")[read_bytes(scales)].T, 16, axis=1)
-
-    y = decode(p.act, p.ascales) @ decode(p.wgt, p.wscales).T * p.alpha
-    if p.wcscales is not None:
-        y = y * read_floats(p.wcscales)
-    if p.bias is not None:
-        y = y + read_floats(p.bias)
-    if p.lora_act_in is not None and p.lora_up is not None:
-        y = y + read_floats(p.lora_act_in) @ read_floats(p.lora_up).T
-    return np.asarray(y)
+from tests.kernels.gemm_w4a4.published import RANK, K, M, N, make_published, multiply_published
 
 
 def multiply_converted(o: GemmOperands) -> Float64Array:

@@ -94,6 +94,35 @@ class PlacedLinear:
         return sum(_count_bytes(part) for part in parts if isinstance(part, torch.Tensor))
 
 
+@dataclass(frozen=True, eq=False)
+class GemmOperands:
+    """What one GEMM reads; K_pad is K rounded up to 32, R_pad R rounded up to 8.
+
+    Attributes:
+        block_format: "nvfp4" or "mxfp4".
+        act_codes: [M, K_pad/2] uint8. act_sf: flat uint8, block scales as "swizzled_128x4".
+        weight_codes: [N, K_pad/2] uint8. weight_sf: flat uint8, likewise.
+        lora_act: [M, R_pad] fp16 or bf16, None for rank 0. lora_up: [N, R_pad] of that dtype.
+        column_scale: [N] float32, static global scales times channel scale; None for all ones.
+        alpha: [1] float32, a dynamic global scale; None where there is none.
+        bias: [N] float32 or None.
+        columns, rank: K and R, before padding.
+    """
+
+    block_format: str
+    act_codes: torch.Tensor
+    act_sf: torch.Tensor
+    weight_codes: torch.Tensor
+    weight_sf: torch.Tensor
+    lora_act: torch.Tensor | None
+    lora_up: torch.Tensor | None
+    column_scale: torch.Tensor | None
+    alpha: torch.Tensor | None
+    bias: torch.Tensor | None
+    columns: int
+    rank: int
+
+
 def place_linear(linear: QuantizedLinear, dtype: torch.dtype) -> PlacedLinear:
     """Return the tensors of `linear` as the Blackwell kernels read them, on its device.
 

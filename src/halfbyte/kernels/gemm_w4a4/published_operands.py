@@ -23,6 +23,7 @@ from halfbyte.kernels.gemm_w4a4.placement import (
     LORA_DTYPES,
     RANK_MULTIPLE,
     SF_LAYOUT,
+    GemmOperands,
     make_factors,
     place_lora_up,
     place_weight,
@@ -61,31 +62,6 @@ class PublishedOperands:
     alpha: float = 1.0
 
 
-@dataclass(frozen=True, eq=False)
-class GemmOperands:
-    """What one NVFP4 GEMM reads; K_pad is K rounded up to 32, R_pad R rounded up to 8.
-
-    Attributes:
-        act_codes: [M, K_pad/2] uint8. act_sf: flat uint8, block scales as "swizzled_128x4".
-        weight_codes: [N, K_pad/2] uint8. weight_sf: flat uint8, likewise.
-        lora_act: [M, R_pad] fp16 or bf16, None for rank 0. lora_up: [N, R_pad] of that dtype.
-        column_scale: [N] float32, alpha * wcscales; None for all ones.
-        bias: [N] float32 or None.
-        columns, rank: K and R, before padding.
-    """
-
-    act_codes: torch.Tensor
-    act_sf: torch.Tensor
-    weight_codes: torch.Tensor
-    weight_sf: torch.Tensor
-    lora_act: torch.Tensor | None
-    lora_up: torch.Tensor | None
-    column_scale: torch.Tensor | None
-    bias: torch.Tensor | None
-    columns: int
-    rank: int
-
-
 def convert_published_operands(published: PublishedOperands, dtype: torch.dtype) -> GemmOperands:
     """Return the operands of the same product for this package's GEMM, on the same device.
 
@@ -120,6 +96,7 @@ def convert_published_operands(published: PublishedOperands, dtype: torch.dtype)
     )
     lora_act, lora_up = _place_low_rank(published, factor, dtype)
     return GemmOperands(
+        block_format="nvfp4",
         act_codes=act_codes,
         act_sf=act_sf,
         weight_codes=weight_codes,
@@ -127,6 +104,7 @@ def convert_published_operands(published: PublishedOperands, dtype: torch.dtype)
         lora_act=lora_act,
         lora_up=lora_up,
         column_scale=None if bool((factor == 1).all()) else factor,
+        alpha=None,
         bias=None if published.bias is None else published.bias.float().contiguous(),
         columns=k,
         rank=rank,
