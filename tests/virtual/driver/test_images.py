@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from halfbyte.errors import FormatError
-from halfbyte.virtual.driver.images import PtxStore, add_ptx, find_ptx, read_image
+from halfbyte.virtual.driver.images import PtxStore, add_ptx, find_ptx, read_image, strip_ptx
 
 PTX = ".version 8.8\n.target sm_100a\n.visible .entry k()\n{ ret; }\n"
 CUBIN = b"\x7fELF" + bytes(60)
@@ -26,6 +26,21 @@ def test_an_image_that_carries_ptx_gives_it_back_and_keeps_its_cubin() -> None:
     assert find_ptx(image) == PTX
     assert image[16 : 16 + 64 + len(CUBIN)] == make_fat_binary()[16:]
     assert find_ptx(make_fat_binary()) is None
+
+
+def test_an_image_without_its_ptx_is_what_it_was_before() -> None:
+    image = make_fat_binary()
+    assert strip_ptx(add_ptx(add_ptx(image, PTX), PTX)) == image
+    assert strip_ptx(image) == image
+
+
+def test_an_entry_that_runs_past_the_image_is_refused() -> None:
+    image = bytearray(add_ptx(make_fat_binary(), PTX))
+    struct.pack_into("<Q", image, 16 + 8, 1 << 40)  # bytes of the first entry
+    with pytest.raises(FormatError, match="entry at byte 16 runs past its end"):
+        strip_ptx(bytes(image))
+    with pytest.raises(FormatError, match="fat binary only"):
+        strip_ptx(CUBIN)
 
 
 def test_an_image_is_read_to_the_end_that_its_header_names() -> None:
