@@ -69,6 +69,49 @@ def ld_shared_cluster_pair_f32(address: Int32) -> tuple[Float32, Float32]:
     return low, high
 
 
+def ld_shared_f32_vector(address: Int32, width: int) -> tuple[Float32, ...]:
+    """Return 2 or 4 float32 of shared memory."""
+    results = ", ".join(f"${index}" for index in range(width))
+    values: tuple[Float32, ...] = emit_memory_ptx(
+        f"ld.shared.v{width}.f32 {{{results}}}, [${width}];", (Float32,) * width, (address,)
+    )
+    return values
+
+
+def st_async_f32_vector(address: Int32, values: tuple[Float32, ...], barrier: Int32) -> None:
+    """Start a store of 2 or 4 float32 to any CTA of the cluster; its bytes count at `barrier`.
+
+    Both addresses are of the same CTA's shared memory (`mapa_shared_cluster`).
+    """
+    width = len(values)
+    sources = ", ".join(f"${index + 2}" for index in range(width))
+    emit_memory_ptx(
+        f"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v{width}.f32 "
+        f"[$0], {{{sources}}}, [$1];",
+        (),
+        (address, barrier, *values),
+    )
+
+
+def mbarrier_arrive_cluster(barrier: Int32) -> None:
+    """Arrive at a barrier of any CTA of the cluster; what came before is visible to who waits."""
+    emit_memory_ptx("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [$0];", (), (barrier,))
+
+
+def mbarrier_wait_cluster(barrier: Int32, phase: Int32) -> None:
+    """Wait for a barrier of this CTA at which other CTAs of the cluster arrive.
+
+    Acquires what they released: a wait without a scope acquires from its own CTA only.
+    """
+    emit_memory_ptx(
+        "{ .reg .pred done; wait: "
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [$0], $1; "
+        "@!done bra wait; }",
+        (),
+        (barrier, phase),
+    )
+
+
 def ld_global_v4(address: Int64) -> Words4:
     """Return 16 bytes of global memory."""
     words: Words4 = emit_memory_ptx(

@@ -3,6 +3,7 @@
 ring           full: 1 arrival (expect_tx) and the bytes; empty: 1 tcgen05.commit
 accumulators   full: 1 tcgen05.commit; empty: 4 epilogue warps of each CTA
 mailbox        full: 1 arrival (expect_tx) and 16 bytes; empty: every reading warp of the cluster
+partial_sums   full: 1 arrival (expect_tx) and the bytes; empty: 4 epilogue warps of each CTA
 """
 
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
 from halfbyte.device.accumulator_pair import num_accumulator_slots
+from halfbyte.device.cluster_sum import ClusterSum
 from halfbyte.device.output_store import make_output_layout
 from halfbyte.device.ring_position import Ring
 from halfbyte.device.tile_scheduler import CLC_STAGES
@@ -37,6 +39,7 @@ class SharedBuffers:
     lora_b: Any
     vectors: Any
     output: Any
+    partial_sums: Any
 
 
 def allocate_buffers(layouts: TileLayouts) -> SharedBuffers:
@@ -60,6 +63,11 @@ def allocate_buffers(layouts: TileLayouts) -> SharedBuffers:
         output = memory.allocate_tensor(
             layouts.out_type, layout.outer, byte_alignment=1024, swizzle=layout.inner
         )
+    partial_sums = None
+    if storage.exchange_bytes:
+        partial_sums = memory.allocate_array(
+            Float32, storage.exchange_bytes // 4, byte_alignment=16
+        )
     barriers = memory.allocate_array(Int64, 2 * sum(list_ring_stages(layouts)))
     clc = None
     if config.scheduler == "clc":
@@ -71,26 +79,28 @@ def allocate_buffers(layouts: TileLayouts) -> SharedBuffers:
             Float32, cute.make_layout((config.tile.n, 3)), byte_alignment=16
         )
     return SharedBuffers(
-        barriers, tmem_address, clc, a, b, sfa, sfb, lora_a, lora_b, vectors, output
+        barriers, tmem_address, clc, a, b, sfa, sfb, lora_a, lora_b, vectors, output, partial_sums
     )
 
 
 class Rings(NamedTuple):
-    """All rings of a CTA; `chunks` and `mailbox` are None where there is none."""
+    """All rings of a CTA; the last three are None where there is none."""
 
     blocks: Any
     accumulators: Any
     chunks: Any
     mailbox: Any
+    partial_sums: Any
 
 
-def list_ring_stages(layouts: TileLayouts) -> tuple[int, int, int, int]:
+def list_ring_stages(layouts: TileLayouts) -> tuple[int, ...]:
     """Return the slots of the rings in the order of `Rings`, 0 where there is none."""
     return (
         layouts.storage.num_stages,
         num_accumulator_slots(layouts.storage.overlap_columns),
         OWN_RING_STAGES if layouts.has_own_ring else 0,
         CLC_STAGES if layouts.config.scheduler == "clc" else 0,
+        1 if layouts.config.tile.num_splits > 1 else 0,
     )
 
 
@@ -113,6 +123,18 @@ def init_rings(layouts: TileLayouts, rings: Rings) -> None:
     if rings.mailbox is not None:
         # Load and epilogue warps of every CTA, MMA and scheduler warp of the first.
         rings.mailbox.init(1, (EPILOGUE_WARPS + 1) * num_ctas + 2)
+    if rings.partial_sums is not None:
+        rings.partial_sums.init(1, EPILOGUE_WARPS * layouts.cluster_size)
+
+
+def make_cluster_sum(
+    layouts: TileLayouts, rings: Rings, buffers: SharedBuffers
+) -> ClusterSum | None:
+    """Return how the CTAs that split K add up a tile, None where one CTA has all of K."""
+    tile = layouts.config.tile
+    if tile.num_splits == 1:
+        return None
+    return ClusterSum(rings.partial_sums, buffers.partial_sums, tile.n, tile.num_splits)
 
 
 def prefetch_descriptors(operands: Operands, output: Any) -> None:

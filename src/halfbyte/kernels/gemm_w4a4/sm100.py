@@ -12,7 +12,6 @@ of a tile, low-rank chunks included, go through one ring: a chunk of 64 fp16 col
 block of 256 codes. docs/kernels/gemm_w4a4.md has the barrier table and the figures.
 """
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import cutlass
@@ -34,9 +33,9 @@ from halfbyte.device.scaled_product import add_low_rank, multiply_scaled
 from halfbyte.device.tile_scheduler import CLC_STAGES, ClcMailbox, Raster, TileScheduler
 from halfbyte.device.traced_record import TracedRecord
 from halfbyte.kernels.gemm_w4a4.buffers import (
-    Rings,
     allocate_buffers,
     init_rings,
+    make_cluster_sum,
     make_rings,
     prefetch_descriptors,
     sync_cluster,
@@ -50,53 +49,17 @@ from halfbyte.kernels.gemm_w4a4.config import (
 )
 from halfbyte.kernels.gemm_w4a4.layouts import TileLayouts, partition_loads
 from halfbyte.kernels.gemm_w4a4.quantized_store import QuantizedTensors, make_quantized_store
+from halfbyte.kernels.gemm_w4a4.sm100_few_tokens import FewTokensEpilogue
+from halfbyte.kernels.gemm_w4a4.work import (
+    EPILOGUE_THREADS,
+    LOAD_WARP,
+    MMA_WARP,
+    SCHEDULER_WARP,
+    Work,
+    split_k,
+)
 
-MMA_WARP = EPILOGUE_WARPS
-LOAD_WARP = EPILOGUE_WARPS + 1
-SCHEDULER_WARP = EPILOGUE_WARPS + 2  # there with cluster launch control only
-EPILOGUE_THREADS = 32 * EPILOGUE_WARPS
 EPILOGUE_BARRIER = 1  # named barrier of the epilogue warps
-
-
-@dataclass(frozen=True)
-class Work(TracedRecord):
-    """What all roles of a CTA share.
-
-    A tile is a few segments: some main blocks, then one low-rank chunk. Chunks at the end of K
-    leave all blocks to the first segment; spread ones take an equal share each. The first block of
-    a tile, which starts the accumulator, is a main one in any case.
-
-    Attributes:
-        scheduler: where tiles come from.
-        rings: of blocks, accumulators, and low-rank chunks where they have their own.
-        first_block, end_block: this CTA's blocks of K.
-        num_chunks: low-rank chunks this CTA adds.
-        is_spread: whether chunks are spread between the blocks.
-        is_leader: whether this CTA issues MMAs.
-        rank: of this CTA in its cluster.
-    """
-
-    scheduler: TileScheduler
-    rings: Rings
-    first_block: Int32
-    end_block: Int32
-    num_chunks: Int32
-    is_spread: cutlass.Constexpr
-    is_leader: Any
-    rank: Int32
-
-    @property
-    def num_segments(self) -> Int32:
-        """Segments of a tile, at least one."""
-        return cutlass.max(self.num_chunks, 1)
-
-    def segment_end(self, segment: Int32) -> Int32:
-        """Return the block at which a segment's chunk comes."""
-        if self.is_spread:
-            # Rounded up: the first segment has a block, even where there are more chunks.
-            shares = (segment + 1) * (self.end_block - self.first_block)
-            return self.first_block + cute.ceil_div(shares, self.num_segments)
-        return self.end_block
 
 
 class LoadRole(TracedRecord):
@@ -117,13 +80,13 @@ class LoadRole(TracedRecord):
         tile = work.scheduler.start()
         while tile.is_valid:
             m, n = tile.place
-            block = work.first_block
+            block = work.k.first_block
             for segment in cutlass.range(work.num_segments, unroll=1):
                 end = work.segment_end(segment)
                 for index in cutlass.range(block, end, unroll=1):
                     blocks = self.load_block(blocks, (m, n, index))
                 block = end
-                if segment < work.num_chunks:
+                if segment < work.k.num_chunks:
                     blocks, chunks = self.load_chunk(blocks, chunks, (m, n, segment))
             tile = tile.next()
         self.drain(work.rings.blocks, blocks)
@@ -221,13 +184,13 @@ class MultiplyRole(TracedRecord):
         while tile.is_valid:
             accumulator = self.accumulators.tensor(self.accumulators.filled_by(output))
             work.rings.accumulators.wait_empty(output)
-            block = work.first_block
+            block = work.k.first_block
             for segment in cutlass.range(work.num_segments, unroll=1):
                 end = work.segment_end(segment)
                 for index in cutlass.range(block, end, unroll=1):
                     blocks = self.multiply_block(blocks, accumulator, index)
                 block = end
-                if segment < work.num_chunks:
+                if segment < work.k.num_chunks:
                     blocks, chunks = self.multiply_chunk(blocks, chunks, accumulator)
             self.release(work.rings.accumulators.full(output))
             output = output.next()
@@ -248,7 +211,7 @@ class MultiplyRole(TracedRecord):
             accumulator,
             (a[slot], sfa.fragment),
             (b[slot], sfb.fragment),
-            block != self.work.first_block,
+            block != self.work.k.first_block,
         )
         self.release(ring.empty(blocks))
         return blocks.next()
@@ -428,7 +391,9 @@ class GemmProgram:
         tile = config.tile
         operands = layouts.make_operands(tensors)
         output = quantized = None
-        if cutlass.const_expr(config.epilogue.has_dense_output):
+        if cutlass.const_expr(tile.swap):
+            output = tensors.output
+        elif cutlass.const_expr(config.epilogue.has_dense_output):
             output = make_output_operand(tensors.output, layouts.output_columns)
         if cutlass.const_expr(config.epilogue.has_quantized_output):
             quantized = QuantizedTensors(
@@ -465,13 +430,15 @@ class GemmProgram:
         # From blockIdx, not from %cluster_ctarank: a branch on the latter is not uniform to ptxas,
         # and each tensor core instruction behind it becomes a loop over lanes (docs/gotchas).
         rank = cute.arch.block_idx()[0] % layouts.cluster_size
+        # CTAs that split K are no pair: each one leads its own MMAs.
+        pair_rank = rank % config.tile.num_ctas
         buffers = allocate_buffers(layouts)
         rings = make_rings(layouts, buffers.barriers)
         if warp == LOAD_WARP:
             with cute.arch.elect_one():
                 init_rings(layouts, rings)
             cute.arch.mbarrier_init_fence()
-            prefetch_descriptors(operands, output)
+            prefetch_descriptors(operands, None if config.tile.swap else output)
         if warp == 0:
             cute.arch.alloc_tmem(512, buffers.tmem_address, layouts.shape.num_ctas == 2)
             cute.arch.relinquish_tmem_alloc_permit(layouts.shape.num_ctas == 2)
@@ -489,11 +456,9 @@ class GemmProgram:
                 Raster(tiles_m, tiles_n, config.raster_group), cluster, num_clusters, mailbox
             ),
             rings,
-            Int32(0),
-            num_blocks,
-            num_chunks,
+            split_k(num_blocks, num_chunks, rank, config.tile.num_splits),
             config.low_rank is not None and config.low_rank.placement == "spread",
-            rank == 0,
+            pair_rank == 0,
             rank,
         )
         pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, buffers.tmem_address)
@@ -505,12 +470,19 @@ class GemmProgram:
             storage.overlap_columns,
         )
         if warp == LOAD_WARP:
-            LoadRole(layouts, work, partition_loads(layouts, operands, buffers, rank)).load_role()
+            loads = partition_loads(layouts, operands, buffers, pair_rank)
+            LoadRole(layouts, work, loads).load_role()
             if cutlass.const_expr(config.use_pdl):
                 cute.arch.griddepcontrol_launch_dependents()
         if warp == MMA_WARP and work.is_leader:
             MultiplyRole(layouts, work, accumulators, buffers).mma_role()
-        if warp < EPILOGUE_WARPS:
+        if cutlass.const_expr(config.tile.swap):
+            if warp < EPILOGUE_WARPS:
+                cluster_sum = make_cluster_sum(layouts, rings, buffers)
+                FewTokensEpilogue(
+                    config, work, accumulators, vectors, output, cluster_sum
+                ).epilogue_role()
+        elif warp < EPILOGUE_WARPS:
             column_vectors = ColumnVectors(vectors, buffers.vectors, num_columns)
             stores: list[Any] = []
             if cutlass.const_expr(output is not None):

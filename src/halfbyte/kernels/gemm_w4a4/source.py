@@ -9,6 +9,7 @@ from halfbyte.kernels.gemm_w4a4.config import GemmConfig, check_legal
 MODULES: Final = (
     "halfbyte.arch.gpus",
     "halfbyte.device.accumulator_pair",
+    "halfbyte.device.cluster_sum",
     "halfbyte.device.epilogue_values",
     "halfbyte.device.float_arithmetic",
     "halfbyte.device.inline_ptx",
@@ -28,7 +29,9 @@ MODULES: Final = (
     "halfbyte.kernels.gemm_w4a4.layouts",
     "halfbyte.kernels.gemm_w4a4.quantized_store",
     "halfbyte.kernels.gemm_w4a4.sm100",
+    "halfbyte.kernels.gemm_w4a4.sm100_few_tokens",
     "halfbyte.kernels.gemm_w4a4.source",
+    "halfbyte.kernels.gemm_w4a4.work",
     "halfbyte.kernels.quantize_act_lora.block_quantizer",
     "halfbyte.kernels.quantize_act_lora.config",
 )
