@@ -12,7 +12,7 @@ Rules of an implementation:
 - Values are checked by `find_bad_value` and on the decoded record (`check_linear_values`).
 - Parts that `encode` cannot reproduce bit for bit (a reciprocal, a product that was rounded, a
   vector that inference does not read) are named in `origin_parts`. They are kept beside the record
-  as its `Origin` and written back as long as they still decode to that record.
+  as its `LayerOrigin` and written back as long as they still decode to that record.
 """
 
 from abc import ABC, abstractmethod
@@ -25,6 +25,7 @@ import torch
 from halfbyte.checkpoints.tensor_source import TensorSource
 from halfbyte.errors import CheckpointError, FormatError
 from halfbyte.formats.halfbyte_layer import check_linear_values
+from halfbyte.formats.layer_origin import LayerOrigin
 from halfbyte.formats.packing import view_as_bytes
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.formats.safetensors_header import quoted
@@ -68,27 +69,12 @@ NO_CLAIM = Claim({}, False, "")
 
 
 @dataclass(frozen=True, eq=False)
-class Origin:
-    """What a layer's source held that the record does not hold bit for bit.
-
-    Attributes:
-        family: the source's family.
-        parts: tensors by that family's part names.
-        facts: the plan's facts.
-    """
-
-    family: str
-    parts: Mapping[str, torch.Tensor]
-    facts: Facts
-
-
-@dataclass(frozen=True, eq=False)
 class Layer:
     """A layer on its way from one family to another."""
 
     name: str
     linear: QuantizedLinear
-    origin: Origin | None = None
+    origin: LayerOrigin | None = None
 
 
 @dataclass(frozen=True)
@@ -145,10 +131,24 @@ class Family(ABC):
         raise NotImplementedError(f"{self.name} is read, not written")
 
     def make_side_content(
-        self, layers: Mapping[str, QuantizedLinear], source: TensorSource | None
+        self, layers: Mapping[str, Layer], source: TensorSource | None
     ) -> SideContent:
-        """Return metadata and configurations of a file that holds `layers` (without values)."""
+        """Return metadata and configurations of a file that holds `layers`.
+
+        Args:
+            layers: as they will be written; their tensors have no values (device "meta").
+            source: what they are converted from, for what else its files say; None without.
+        """
         return SideContent()
+
+    def find_origin(self, parts: Parts, facts: Facts) -> LayerOrigin | None:
+        """Return what the record of `parts` does not hold."""
+        kept = {name: parts[name] for name in self.origin_parts if name in parts}
+        return LayerOrigin(self.name, kept, facts)
+
+    def encode_origin(self, origin: LayerOrigin) -> Parts:
+        """Return the tensors in which a file of this family keeps another family's origin."""
+        return {}
 
     def tensor_name(self, layer: str, part: str) -> str:
         """Return the name of a layer's tensor in a file of this family."""
@@ -179,8 +179,7 @@ def read_layer(family: Family, source: TensorSource, plan: LayerPlan) -> Layer:
     linear = decode_parts(family, where, parts, plan.facts)
     if has_values:
         check_linear_values(where, linear)
-    kept = {name: parts[name] for name in family.origin_parts if name in parts}
-    return Layer(plan.name, linear, Origin(family.name, kept, plan.facts))
+    return Layer(plan.name, linear, family.find_origin(parts, plan.facts))
 
 
 def decode_parts(family: Family, where: str, parts: Parts, facts: Facts) -> QuantizedLinear:
@@ -200,8 +199,10 @@ def write_layer(family: Family, layer: Layer) -> Parts:
     A layer that came from the family gets its own bytes back, as long as they still mean the same.
     """
     origin = layer.origin
-    if origin is None or origin.family != family.name:
+    if origin is None:
         return family.encode(layer.linear, {})
+    if origin.family != family.name:
+        return {**family.encode(layer.linear, {}), **family.encode_origin(origin)}
     parts = family.encode(layer.linear, origin.facts)
     restored = {**parts, **origin.parts}
     if any(part.is_meta for part in restored.values()):

@@ -16,7 +16,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
-from halfbyte.checkpoints.family import NO_CLAIM, Claim, Facts, Family, Parts, SideContent
+from halfbyte.checkpoints.family import NO_CLAIM, Claim, Facts, Family, Layer, Parts, SideContent
 from halfbyte.checkpoints.layer_keys import KeySet, find_layers
 from halfbyte.checkpoints.tensor_source import TensorSource
 from halfbyte.errors import FormatError
@@ -137,11 +137,12 @@ class ModelOpt(Family):
         return parts
 
     def make_side_content(
-        self, layers: Mapping[str, QuantizedLinear], source: TensorSource | None
+        self, layers: Mapping[str, Layer], source: TensorSource | None
     ) -> SideContent:
         """Return hf_quant_config.json with the algorithm and the rank."""
-        ranks = sorted({linear.rank for linear in layers.values()} - {0})
-        is_weight_only = all(linear.activation is None for linear in layers.values())
+        linears = [layer.linear for layer in layers.values()]
+        ranks = sorted({linear.rank for linear in linears} - {0})
+        is_weight_only = all(linear.activation is None for linear in linears)
         algorithm = "NVFP4_SVD" if ranks else "W4A16_NVFP4" if is_weight_only else "NVFP4"
         quantization: dict[str, Any] = {
             "quant_algo": algorithm,

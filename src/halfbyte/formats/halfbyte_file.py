@@ -23,6 +23,15 @@ from halfbyte.formats.halfbyte_layer import (
     parse_layer_record,
     split_linear,
 )
+from halfbyte.formats.layer_origin import (
+    ORIGINS_KEY,
+    LayerOrigin,
+    OriginRecord,
+    encode_origins,
+    make_origin_name,
+    make_origin_record,
+    read_origin_records,
+)
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.formats.safetensors_checkpoint import SafetensorsCheckpoint
 from halfbyte.formats.safetensors_header import quoted, read_strict_json
@@ -32,6 +41,7 @@ from halfbyte.formats.safetensors_writer import write_safetensors
 FORMAT_VERSION = "1"
 VERSION_KEY = "halfbyte_format_version"
 LAYERS_KEY = "halfbyte_layers"
+RESERVED_KEYS = (VERSION_KEY, LAYERS_KEY, ORIGINS_KEY)
 
 
 class LazyTensors(Mapping[str, torch.Tensor]):
@@ -78,6 +88,7 @@ class HalfbyteFile:
     Attributes:
         checkpoint: the safetensors below.
         layers: the record of every layer, in name order.
+        origins: what converted layers came from, by layer name.
         passthrough_names: names of the tensors that belong to no layer.
         metadata: further metadata of the first shard.
     """
@@ -87,18 +98,20 @@ class HalfbyteFile:
         self.checkpoint = SafetensorsCheckpoint(path)
         try:
             self.layers: dict[str, LayerRecord] = {}
+            self.origins: dict[str, OriginRecord] = {}
             others: list[str] = []
             for shard in self.checkpoint.shards.values():
                 records = read_layer_records(shard)
                 for name in records.keys() & self.layers.keys():
                     raise CheckpointError(f"{shard.path}: layer {quoted(name)} is in two shards")
                 self.layers.update(records)
-                others += split_tensor_names(shard, records)
+                origins = read_origin_records(shard.path, shard.metadata, records)
+                self.origins.update(origins)
+                others += take_out_origins(shard, split_tensor_names(shard, records), origins)
             self.layers = dict(sorted(self.layers.items()))
             self.passthrough_names = tuple(sorted(others))
             first = next(iter(self.checkpoint.shards.values()))
-            reserved = (VERSION_KEY, LAYERS_KEY)
-            self.metadata = {k: v for k, v in first.metadata.items() if k not in reserved}
+            self.metadata = {k: v for k, v in first.metadata.items() if k not in RESERVED_KEYS}
         except BaseException:
             self.checkpoint.close()
             raise
@@ -132,6 +145,16 @@ class HalfbyteFile:
         }
         return join_linear(f"{self.checkpoint.path}: {name}", record, tensors)
 
+    def read_origin(self, name: str) -> LayerOrigin | None:
+        """Return what layer `name` was converted from, None where it was quantized here."""
+        record = self.origins.get(name)
+        if record is None:
+            return None
+        parts = {
+            part: self.checkpoint.read_tensor(make_origin_name(name, part)) for part in record.parts
+        }
+        return LayerOrigin(record.family, parts, record.facts)
+
 
 def read_halfbyte_file(path: str | os.PathLike[str]) -> HalfbyteContents:
     """Return all layers of a halfbyte file or directory, checked, and the other tensors lazily.
@@ -152,8 +175,9 @@ def write_halfbyte_file(
     linears: Mapping[str, QuantizedLinear],
     passthrough: Mapping[str, torch.Tensor] | None = None,
     metadata: Mapping[str, str] | None = None,
+    origins: Mapping[str, LayerOrigin] | None = None,
 ) -> None:
-    """Write `linears` and the `passthrough` tensors to `path`, atomically.
+    """Write `linears`, their `origins` and the `passthrough` tensors to `path`, atomically.
 
     Raises:
         CheckpointError: a name that is taken twice or reserved, a value that the reader would
@@ -165,6 +189,9 @@ def write_halfbyte_file(
         check_linear_values(f"{path}: {name}", linear)
         records[name], parts = split_linear(linear)
         tensors |= {make_tensor_name(name, part): value for part, value in parts.items()}
+    kept = {name: make_origin_record(origin) for name, origin in (origins or {}).items()}
+    for name, origin in (origins or {}).items():
+        tensors |= {make_origin_name(name, part): value for part, value in origin.parts.items()}
     for name, value in (passthrough or {}).items():
         if name in tensors:
             raise CheckpointError(f"{path}: tensor {quoted(name)} is also part of a layer")
@@ -173,7 +200,7 @@ def write_halfbyte_file(
                 f"{path}: tensor {quoted(name)} would be read as part of a layer; rename it"
             )
         tensors[name] = value
-    write_safetensors(path, tensors, make_metadata(records, metadata))
+    write_safetensors(path, tensors, make_metadata(records, metadata, kept))
 
 
 def make_tensor_name(layer: str, part: str) -> str:
@@ -182,18 +209,25 @@ def make_tensor_name(layer: str, part: str) -> str:
 
 
 def make_metadata(
-    records: Mapping[str, LayerRecord], metadata: Mapping[str, str] | None = None
+    records: Mapping[str, LayerRecord],
+    metadata: Mapping[str, str] | None = None,
+    origins: Mapping[str, OriginRecord] | None = None,
 ) -> dict[str, str]:
     """Return the `__metadata__` of a file that holds `records`, with further entries added.
 
-    Raises CheckpointError for a further entry under one of the format's own keys.
+    Raises CheckpointError for a further entry under one of the format's own keys, and for the
+    origin of a layer that is not there.
     """
-    for key in (VERSION_KEY, LAYERS_KEY):
+    for name in origins or {}:
+        if name not in records:
+            raise CheckpointError(f"origin of {quoted(name)}: there is no such layer")
+    for key in RESERVED_KEYS:
         if metadata and key in metadata:
             raise CheckpointError(f"metadata key {key!r} is reserved; remove it")
     layers = {name: records[name].to_json() for name in sorted(records)}
     text = json.dumps(layers, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
-    return {**(metadata or {}), VERSION_KEY: FORMAT_VERSION, LAYERS_KEY: text}
+    extra = {ORIGINS_KEY: encode_origins(origins)} if origins else {}
+    return {**(metadata or {}), VERSION_KEY: FORMAT_VERSION, LAYERS_KEY: text, **extra}
 
 
 def is_halfbyte_metadata(metadata: Mapping[str, str]) -> bool:
@@ -247,6 +281,22 @@ def split_tensor_names(shard: SafetensorsFile, records: Mapping[str, LayerRecord
                 f"not list {part!r}; write the file again"
             )
     return others
+
+
+def take_out_origins(
+    shard: SafetensorsFile, names: list[str], origins: Mapping[str, OriginRecord]
+) -> list[str]:
+    """Return `names` without the tensors of `origins`; CheckpointError for one that is missing."""
+    owned = {
+        make_origin_name(layer, part) for layer, record in origins.items() for part in record.parts
+    }
+    missing = sorted(owned - set(names))
+    if missing:
+        raise CheckpointError(
+            f"{shard.path}: tensor {quoted(missing[0])} is missing, though {ORIGINS_KEY} lists it; "
+            "convert the file again"
+        )
+    return [name for name in names if name not in owned]
 
 
 def find_layer_part(name: str, records: Mapping[str, LayerRecord]) -> str | None:

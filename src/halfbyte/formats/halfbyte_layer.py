@@ -118,6 +118,18 @@ def join_linear(
     Raises:
         CheckpointError: shapes, dtypes or values that contradict the record.
     """
+    linear = join_parts(where, record, tensors)
+    check_linear_values(where, linear)
+    return linear
+
+
+def join_parts(
+    where: str, record: LayerRecord, tensors: Mapping[str, torch.Tensor]
+) -> QuantizedLinear:
+    """Return the linear of `tensors`, its values not looked at (they may be on device "meta").
+
+    Raises CheckpointError for shapes or dtypes that contradict the record.
+    """
     try:
         weight = BlockScaledTensor(
             record.block_format,
@@ -139,7 +151,6 @@ def join_linear(
             f"tensors of {linear.out_features} rows and rank {linear.rank}",
             f"the record's {record.out_features} and {record.rank}",
         )
-    check_linear_values(where, linear)
     return linear
 
 
