@@ -297,7 +297,7 @@ def _reads_result(kernel: KernelText, wait: FirstWait) -> bool:
 def explain_hang(hang: HangReport) -> CheckReport:
     """Return what a deadlock of the virtual GPU has to do with starts of rings.
 
-    Waits for parity 0 on several barriers of which no phase has completed are what a producer that
+    Waits for parity 0 on several barriers at which nobody has arrived are what a producer that
     starts at parity 0 leaves behind: one of them is its own, the others wait for it.
     """
     fresh = hang.list_fresh_waits()
@@ -306,8 +306,8 @@ def explain_hang(hang: HangReport) -> CheckReport:
         barriers = sorted({stop.facts["offset"] for stop in fresh})
         message = (
             "every wait is for the first phase of a fresh barrier, parity 0 with 0 phases "
-            f"completed, on shared+{', '.join(map(hex, barriers))}: one of them fills slots. A "
-            "producer starts at parity 1"
+            f"completed, on shared+{', '.join(map(hex, barriers))}, and nobody has arrived. A warp "
+            "that fills slots, a producer, starts at parity 1"
         )
         place = "; ".join(f"{stop.place}, warp {stop.warp}" for stop in fresh)
         findings = (CheckFinding(f"{CHECK}/producer-parity", Severity.ERROR, place, message),)

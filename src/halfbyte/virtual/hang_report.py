@@ -134,22 +134,21 @@ class HangReport:
             lines.append(f"{self.omitted} more groups of lanes are left out")
         if self.list_fresh_waits():
             lines.append(
-                "every mbarrier waited for is fresh (parity 0, 0 phases completed): one that fills "
-                "slots, a producer, starts at parity 1, where its first wait passes at once"
+                "every mbarrier waited for is fresh (parity 0, 0 phases completed, no arrival): a "
+                "warp that fills slots, a producer, starts at parity 1, where its first wait "
+                "passes at once"
             )
         return "\n  ".join(lines)
 
     def list_fresh_waits(self) -> tuple[Stop, ...]:
-        """Return the waits on mbarriers where each is for the first phase of a fresh barrier.
+        """Return the waits on mbarriers where each is for the first phase, and nobody arrived yet.
 
         () where one of them is not, or all wait on the same barrier: then nobody waits for a slot
         that was never used.
         """
         waits = [stop for stop in self.waits if stop.wait == "mbarrier"]
-        is_fresh = all(
-            stop.facts.get("phases") == 0 and stop.facts.get("parity") == 0 for stop in waits
-        )
         barriers = {(stop.facts.get("barrier_rank"), stop.facts.get("offset")) for stop in waits}
+        is_fresh = all(map(_is_fresh, waits))
         return tuple(waits) if is_fresh and len(barriers) > 1 else ()
 
     def to_json(self) -> dict[str, Any]:
@@ -162,6 +161,13 @@ class HangReport:
             "in_flight": [flight.to_json() for flight in self.in_flight],
             "omitted": self.omitted,
         }
+
+
+def _is_fresh(stop: Stop) -> bool:
+    facts = stop.facts
+    if facts.get("phases") != 0 or facts.get("parity") != 0:
+        return False
+    return bool(facts["pending"] == facts["expected"] and facts["pending_bytes"] == 0)
 
 
 def read_hang(program: "Program", record: dict[str, Any]) -> HangReport:
