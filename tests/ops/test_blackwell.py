@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from halfbyte import ops
 from halfbyte.errors import FormatError, UnsupportedHardwareError, UsageError
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.virtual.driver.availability import find_absent_packages, find_missing_parts
+from tests.kernels.gemm_w4a4.placed_arithmetic import measure_column_error, multiply_in_torch
 from tests.kernels.gemm_w4a4.published import (
     make_published,
     multiply_published,
@@ -264,3 +266,48 @@ def test_published_operands_need_a_blackwell_kernel() -> None:
         ops.gemm_published(make_published(), torch.bfloat16)
     with pytest.raises(FormatError, match=r"out_dtype: dtype torch.float32"):
         ops.gemm_published(make_published(), torch.float32, BACKEND)
+
+
+def with_factors(linear: QuantizedLinear, alpha: float, channel_scale: torch.Tensor) -> Any:
+    """Return `linear` with another weight global scale and channel scale."""
+    weight = dataclasses.replace(linear.weight, global_scale=torch.tensor(alpha))
+    return dataclasses.replace(linear, weight=weight, channel_scale=channel_scale)
+
+
+@needs_virtual_gpu
+def test_extreme_factors_come_out_right_in_float16() -> None:
+    shape = LinearShape(n=N, k=K, rank=20, dtype=torch.float16)
+    linear = make_lively_linear(shape=shape)
+    assert linear.channel_scale is not None
+    scale = linear.channel_scale
+    with_zeros = torch.where(torch.arange(N) % 7 == 3, 0.0, scale)
+    x = make_input(M, K, torch.float16)
+    for name, alpha, channel_scale in (
+        ("small alpha", 2.0**-20, scale),
+        ("large alpha", 2.0**20, scale * 2.0**-18),  # y itself fits float16
+        ("zeros", 2.0**-5, with_zeros),
+        ("zeros beside a small alpha", 2.0**-20, with_zeros),
+        ("mixed", 2.0**-5, torch.linspace(-8, 8, N).exp2()),
+    ):
+        given = with_factors(linear, alpha, channel_scale)
+        y = ops.w4a4_linear(x, *arguments_of(given), BACKEND)
+        limit = 2 * measure_column_error(multiply_in_torch(x, given), x, given)
+        assert measure_column_error(y, x, given) <= limit, name
+
+
+@needs_virtual_gpu
+def test_a_captured_graph_replays_the_linear(b200: halfbyte.virtual.cuda) -> None:
+    linear = make_lively_linear()
+    parts, spec = arguments_of(linear)
+    parts = [part.cuda() for part in parts]
+    first, second = (make_input(M, K, torch.bfloat16, seed).cuda() for seed in (0, 1))
+    wanted = [ops.w4a4_linear(x, parts, spec).cpu() for x in (first, second)]
+    x = first.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = ops.w4a4_linear(x, parts, spec)
+    for given, result in zip((first, second), wanted, strict=True):
+        x.copy_(given)
+        y.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(y.cpu(), result)

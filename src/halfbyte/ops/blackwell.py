@@ -4,8 +4,9 @@ Layouts are those of `kernels.gemm_w4a4.placement`: K_pad is K rounded up to 32,
 to 8. Every tensor that a kernel writes is allocated here and written whole, padding included.
 """
 
+import contextlib
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 
@@ -133,19 +134,19 @@ def _launch_quantize(
         scales[1] = x.new_empty(1, dtype=torch.float32)
         num_ctas = quantize.count_amax_ctas(m, k, backend.target)
         scales[2] = x.new_empty(num_ctas, dtype=torch.float32)
-    has_rank = placed.lora_down is not None
     sf_shape = quantize.act_scale_shape(placed.activation.name, m, k)
-    run_kernel(
-        make_source(quantize.choose_config(request)),
+    arguments = (
         x,
         placed.smooth,
         placed.lora_down[:, :k] if placed.lora_down is not None else None,
         out.codes,
         out.sf.reshape(sf_shape),
-        out.lora_act if has_rank else None,
+        out.lora_act if placed.lora_down is not None else None,
         tuple(scales),
-        virtual_gpu=backend.virtual_gpu,
     )
+    source = make_source(quantize.choose_config(request))
+    with on_device(x):
+        run_kernel(source, *arguments, virtual_gpu=backend.virtual_gpu)
 
 
 def multiply_input(
@@ -217,9 +218,9 @@ def _launch_gemm(operands: GemmOperands, y: torch.Tensor, backend: Backend) -> N
     tensors = tuple(
         y if name == "y" else getattr(operands, name) for name in list_arguments(config)
     )
-    run_kernel(
-        make_source(config), tensors, count_clusters(config), virtual_gpu=backend.virtual_gpu
-    )
+    clusters = count_clusters(config)
+    with on_device(y):
+        run_kernel(make_source(config), tensors, clusters, virtual_gpu=backend.virtual_gpu)
 
 
 def count_clusters(config: GemmConfig) -> int:
@@ -230,6 +231,11 @@ def count_clusters(config: GemmConfig) -> int:
 def run_linear(x: torch.Tensor, placed: PlacedLinear, backend: Backend) -> torch.Tensor:
     """Return y [M, N] in x's dtype of x [M, K]: both kernels."""
     return multiply_input(quantize_input(x, placed, backend), placed, x.dtype, backend)
+
+
+def on_device(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which the GPU of `tensor` is the current one: launches go there."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
 
 
 def _check_input_fits(act: QuantizedInput, placed: PlacedLinear) -> None:

@@ -196,7 +196,9 @@ def test_codes_are_not_copied_where_they_lie_right() -> None:
     assert placed.shared_bytes == 16 * 32
     assert placed.num_bytes == 16 * 32 + 128 * 4 + 16 * 4  # codes, scales, column_scale
     ragged = place_linear(make_linear(LinearShape(n=16, k=72)), torch.float16)
-    assert ragged.shared_bytes == 0
+    assert ragged.shared_bytes == 4 * (16 + 72)  # a float32 bias and smooth are read as they are
+    half = make_linear(LinearShape(n=16, k=72, dtype=torch.float16))
+    assert place_linear(half, torch.float16).shared_bytes == 0
 
 
 def test_parts_that_are_not_there_stay_absent() -> None:

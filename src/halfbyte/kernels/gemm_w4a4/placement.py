@@ -18,7 +18,7 @@ the column is the low-rank branch plus bias.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 import torch
@@ -90,8 +90,7 @@ class PlacedLinear:
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors, `shared_bytes` included."""
-        parts = (getattr(self, field.name) for field in fields(self))
-        return sum(_count_bytes(part) for part in parts if isinstance(part, torch.Tensor))
+        return sum(_count_bytes(part) for part in _list_tensors(self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,8 +146,7 @@ def place_linear(linear: QuantizedLinear, dtype: torch.dtype) -> PlacedLinear:
     factor, is_zero = make_factors(global_scales, channel_scale)
     codes, sf = place_weight(linear.weight, is_zero)
     lora_down, lora_up, exponent = _place_low_rank(linear, factor, dtype)
-    is_shared = codes is linear.weight.data
-    return PlacedLinear(
+    placed = PlacedLinear(
         block_format=_KERNEL_FORMATS[linear.weight.format.element, linear.weight.format.scale],
         activation=linear.activation,
         columns=linear.in_features,
@@ -162,8 +160,9 @@ def place_linear(linear: QuantizedLinear, dtype: torch.dtype) -> PlacedLinear:
         bias=_to_float32(linear.bias),
         smooth=_to_float32(linear.smooth),
         activation_global_scale=_to_scalar(linear.activation_global_scale),
-        shared_bytes=_count_bytes(codes) if is_shared else 0,
+        shared_bytes=0,
     )
+    return replace(placed, shared_bytes=_count_shared_bytes(placed, linear))
 
 
 def check_runs_on_blackwell(linear: QuantizedLinear) -> None:
@@ -346,6 +345,17 @@ def _to_float32(part: torch.Tensor | None) -> torch.Tensor | None:
 
 def _to_scalar(part: torch.Tensor | None) -> torch.Tensor | None:
     return None if part is None else part.detach().reshape(1)
+
+
+def _count_shared_bytes(placed: PlacedLinear, linear: QuantizedLinear) -> int:
+    """Return the bytes of placed tensors that lie in the record's memory."""
+    of_record = {part.data_ptr() for part in (linear.weight.data, *_list_tensors(linear))}
+    return sum(_count_bytes(part) for part in _list_tensors(placed) if part.data_ptr() in of_record)
+
+
+def _list_tensors(record: PlacedLinear | QuantizedLinear) -> list[torch.Tensor]:
+    parts = (getattr(record, field.name) for field in fields(record))
+    return [part for part in parts if isinstance(part, torch.Tensor)]
 
 
 def _count_bytes(tensor: torch.Tensor) -> int:
