@@ -82,6 +82,9 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 again = find_entry(make_source(ScaledSumConfig(5.0, "sm_100a")))
 print(again.folder)
+# No CUDA runtime and no driver came into the process, whose symbols could answer for the stand-in.
+mapped = open("/proc/self/maps").read()
+assert "libcute_dsl_runtime" not in mapped and "libcuda.so" not in mapped
 """
     output = run_python(program, HALFBYTE_KERNEL_CACHE=str(cache), CUTE_DSL_ARCH="sm_100a")
     found = set()
@@ -167,19 +170,6 @@ def test_without_a_c_compiler_kernels_load_through_cute(
         kernel(a, a, y, 200)
         assert torch.equal(y.cpu(), 6 * torch.arange(200.0))
         kernel.prepare(a, a, y, 200).launch()
-
-
-def test_compiling_loads_no_cuda_runtime_into_the_process(
-    cache: Path, run_python: Callable[..., str]
-) -> None:
-    program = """
-from pathlib import Path
-from halfbyte.runtime.compile_kernel import find_entry
-from tests.runtime.scaled_sum import ScaledSumConfig, make_source
-find_entry(make_source(ScaledSumConfig(7.0)))
-print([line for line in Path("/proc/self/maps").read_text().splitlines() if "dsl_runtime" in line])
-"""
-    assert run_python(program, HALFBYTE_KERNEL_CACHE=str(cache)).strip() == "[]"
 
 
 def test_the_compiler_s_own_setting_of_the_target_is_put_back(cache: Path) -> None:

@@ -20,7 +20,7 @@ _EPILOG = (
     "Examples: `halfbyte build --arch sm_100a --out kernels`; "
     "`halfbyte build --arch sm_90a,sm_100a --kernel gemm_w4a4`; `halfbyte build --list`. "
     "Compiling needs CuTe DSL and a C compiler and no GPU; using the result needs neither: set "
-    "HALFBYTE_ARTIFACTS=kernels, or call halfbyte.runtime.artifact.use_artifacts('kernels'). "
+    "HALFBYTE_ARTIFACTS=kernels, or call halfbyte.runtime.use_artifacts('kernels'). "
     "Without artifacts kernels are compiled when they are first used, and kept in the folder that "
     "HALFBYTE_KERNEL_CACHE names (~/.cache/halfbyte/kernels): up to 1 GiB, safe to remove."
 )

@@ -1,6 +1,6 @@
 """The one way in for ops: a kernel source and its arguments, wherever these live."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from typing import Any
 
 from halfbyte.device.kernel_source import KernelSource
@@ -44,15 +44,18 @@ def prepare_kernel(source: KernelSource, *arguments: Any) -> PreparedLaunch:
     return compile_kernel(source).prepare(*arguments)
 
 
-def check_device(source: KernelSource, arguments: tuple[Any, ...]) -> None:
+def check_device(source: KernelSource, arguments: Sequence[Any]) -> None:
     """Raise where a tensor is not on a GPU, or on one that cannot run the source's target.
 
     Raises:
         UsageError: a tensor is on the CPU.
         UnsupportedHardwareError: the GPU has another target.
     """
-    checked = None
-    for argument in _list_leaves(arguments):
+    is_checked = False
+    for argument in arguments:
+        if isinstance(argument, tuple | list):
+            check_device(source, argument)
+            continue
         is_cuda = getattr(argument, "is_cuda", None)
         if is_cuda is False:
             raise UsageError(
@@ -60,14 +63,6 @@ def check_device(source: KernelSource, arguments: tuple[Any, ...]) -> None:
                 f"{argument.device}; GPU kernels take CUDA tensors, or CPU tensors with a virtual "
                 "GPU named (backend='virtual-b200')"
             )
-        if is_cuda and checked is None:
-            checked = argument.device
-            check_runs_on(source.name, source.target, checked)
-
-
-def _list_leaves(arguments: Iterable[Any]) -> Iterator[Any]:
-    for argument in arguments:
-        if isinstance(argument, tuple | list):
-            yield from _list_leaves(argument)
-        else:
-            yield argument
+        if is_cuda and not is_checked:
+            is_checked = True
+            check_runs_on(source.name, source.target, argument.device)

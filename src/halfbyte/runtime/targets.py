@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from halfbyte.arch.gpus import GPUS
 from halfbyte.errors import UnsupportedHardwareError, UsageError, printable
+from halfbyte.virtual.driver import session
 
 if TYPE_CHECKING:
     import torch
@@ -57,13 +58,11 @@ def check_runs_on(name: str, target: str, device: "torch.device") -> None:
     Raises:
         UnsupportedHardwareError: the device has another target, or none.
     """
-    from halfbyte.virtual.driver.session import get_active
-
-    active = get_active()
-    if active is not None:
-        present, model = active.runtime.gpu.target, active.runtime.gpu.device_name
-    else:
+    active = session.get_active()
+    if active is None:
         present, model = _read_real_device(device.index)
+    else:
+        present, model = active.runtime.gpu.target, active.runtime.gpu.device_name
     if present != target:
         raise UnsupportedHardwareError(
             f"{name} was made for {target}, and {printable(model)} ({device}) runs {present}"
