@@ -35,8 +35,8 @@ def test_a_producer_at_parity_0_closes_a_circle_of_waits() -> None:
     (finding,) = check_barrier_start(read_kernel(make_ring(producer=0))).findings
     assert finding.rule == "barrier-start/producer-parity"
     assert finding.severity is Severity.ERROR
-    assert "starts at parity 0 on a fresh barrier and waits for ever" in finding.message
-    assert "shared+0x408 -> shared+0x400 -> shared+0x408" in finding.message
+    assert "parity 0 on the fresh barrier at shared+0x408 and waits for ever" in finding.message
+    assert "stand behind waits on shared+0x400, which wait for it" in finding.message
     assert "PTX line" in finding.place
 
 

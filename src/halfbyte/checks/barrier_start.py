@@ -10,13 +10,19 @@ parity, and which waits stand before the arrivals at them. Where the text does n
 virtual GPU does: its deadlock report names the wait (`explain_hang`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from halfbyte.checks.finding import CheckFinding, CheckReport, Evidence, Severity
 from halfbyte.checks.kernel_text import KernelText
-from halfbyte.checks.register_values import RegisterValues, find_first_pass
-from halfbyte.ptx.syntax import Instruction
+from halfbyte.checks.known_bits import KnownBits
+from halfbyte.checks.register_values import (
+    SHARED_OFFSET_BITS,
+    RegisterValues,
+    find_first_pass,
+    find_lasting,
+)
+from halfbyte.ptx.syntax import Address, Instruction, Operand
 from halfbyte.virtual.hang_report import HangReport
 
 CHECK = "barrier-start"
@@ -24,6 +30,7 @@ _WAITS = ("mbarrier.try_wait.parity", "mbarrier.test_wait.parity")
 _ARRIVALS = ("mbarrier.arrive", "tcgen05.commit", "cp.async.mbarrier.arrive")
 _FILLS = ("expect_tx",)  # in the opcode of what arms a barrier with bytes to come
 _READS = ("tcgen05.ld",)
+_MOST_UNKNOWN_BITS = 3  # of an address: a ring position behind a loop that may not run
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,30 +41,44 @@ class FirstWait:
         index: of the instruction in the kernel's control flow.
         block: from which on the wait is over; where a `try_wait` ahead may have answered already,
             the block that branches around the wait.
-        barrier: offset in shared memory.
+        barriers: the offsets in shared memory that it may have in the first pass, mostly one.
         parity: in the first pass.
     """
 
     index: int
     block: int
-    barrier: int
+    barriers: tuple[int, ...]
     parity: int
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One instruction that arrives at a barrier; `barrier` None where it is not known."""
+    """One instruction that arrives at a barrier.
+
+    Attributes:
+        index: of the instruction in the kernel's control flow.
+        first: the offsets that it may have in the first pass; () where they are not known.
+        lasting: what is known of the offset in every pass.
+    """
 
     index: int
-    barrier: int | None
+    first: tuple[int, ...]
+    lasting: KnownBits
+
+    def may_reach(self, barrier: int) -> bool:
+        """Return whether it arrives at this barrier in some pass."""
+        return barrier & self.lasting.mask == self.lasting.value
 
 
 def check_barrier_start(kernel: KernelText) -> CheckReport:
     """Return rings whose producer or consumer starts with the wrong parity."""
     values = find_first_pass(kernel)
     waits, num_unknown = list_first_waits(values)
-    arrivals = list_arrivals(values)
-    findings = [*_find_cycles(kernel, waits, arrivals), *_find_early(kernel, waits, arrivals)]
+    arrivals = list_arrivals(values, find_lasting(kernel))
+    findings = [
+        *_find_stuck_producers(kernel, waits, arrivals),
+        *_find_early(kernel, waits, arrivals),
+    ]
     if num_unknown:
         message = (
             f"{num_unknown} waits whose barrier or first parity cannot be traced; the virtual GPU "
@@ -67,10 +88,11 @@ def check_barrier_start(kernel: KernelText) -> CheckReport:
         findings.append(CheckFinding(f"{CHECK}/unknown", Severity.UNDECIDED, place, message))
     evidence = tuple(
         Evidence(
-            f"first wait on the barrier at shared+0x{wait.barrier:x}: parity {wait.parity}",
+            f"first wait on the barrier at shared+0x{wait.barriers[0]:x}: parity {wait.parity}",
             kernel.quote(wait.index),
         )
         for wait in waits
+        if len(wait.barriers) == 1
     )
     return CheckReport(CHECK, tuple(findings), evidence, len(waits) + num_unknown)
 
@@ -86,18 +108,18 @@ def list_first_waits(values: RegisterValues) -> tuple[tuple[FirstWait, ...], int
     num_unknown = 0
     for prefix in _WAITS:
         for index, instruction in kernel.list_instructions(prefix):
-            barrier, parity = _read_wait(values, index, instruction)
-            if barrier is None or parity is None:
+            barriers, parity = _read_wait(values, index, instruction)
+            if not barriers or parity is None:
                 num_unknown += not _stands_behind_loop(kernel, index)
             else:
                 block = _find_wait_block(kernel, index)
-                found.append(FirstWait(index, block, barrier, parity & 1))
+                found.append(FirstWait(index, block, barriers, parity))
     found.sort(key=lambda wait: wait.index)
     first = [
         wait
         for wait in found
         if not any(
-            other.barrier == wait.barrier
+            other.barriers == wait.barriers
             and other.index < wait.index
             and kernel.dominators.dominates(other.block, kernel.blocks[wait.index])
             for other in found
@@ -108,10 +130,22 @@ def list_first_waits(values: RegisterValues) -> tuple[tuple[FirstWait, ...], int
 
 def _read_wait(
     values: RegisterValues, index: int, instruction: Instruction
-) -> tuple[int | None, int | None]:
-    """Return barrier and parity of `try_wait.parity done, [barrier], parity{, limit}`."""
-    barrier = values.read_shared_offset(index, instruction.operands[1])
-    return barrier, values.read(index, instruction.operands[2]).read_field(0, 1)
+) -> tuple[tuple[int, ...], int | None]:
+    """Return barriers and parity of `try_wait.parity done, [barrier], parity{, limit}`."""
+    barriers = list_offsets(values, index, instruction.operands[1])
+    return barriers, values.read(index, instruction.operands[2]).read_field(0, 1)
+
+
+def list_offsets(values: RegisterValues, index: int, operand: Operand) -> tuple[int, ...]:
+    """Return the offsets in shared memory that an address may have, () where they are too many."""
+    address = values.read(index, operand).resize(SHARED_OFFSET_BITS)
+    unknown = [bit for bit in range(SHARED_OFFSET_BITS) if not address.mask >> bit & 1]
+    if len(unknown) > _MOST_UNKNOWN_BITS:
+        return ()
+    offsets = [address.value]
+    for bit in unknown:
+        offsets += [offset | 1 << bit for offset in offsets]
+    return tuple(offsets)
 
 
 def _stands_behind_loop(kernel: KernelText, index: int) -> bool:
@@ -165,90 +199,106 @@ def _find_wait_block(kernel: KernelText, index: int) -> int:
     return ahead[0] if is_answered else block
 
 
-def list_arrivals(values: RegisterValues) -> tuple[Arrival, ...]:
-    """Return what arrives at barriers, `expect_tx` and commits included."""
+def list_arrivals(values: RegisterValues, lasting: RegisterValues) -> tuple[Arrival, ...]:
+    """Return what arrives at barriers, `expect_tx` and commits included.
+
+    Args:
+        values: of the first pass.
+        lasting: of every pass.
+    """
     found = []
     for prefix in _ARRIVALS:
         for index, instruction in values.kernel.list_instructions(prefix):
-            position = 1 if prefix == "mbarrier.arrive" and len(instruction.operands) > 1 else 0
-            operands = instruction.operands
-            address = operands[position] if _is_address(operands[position]) else operands[0]
-            found.append(Arrival(index, values.read_shared_offset(index, address)))
+            address = next(o for o in instruction.operands if isinstance(o, Address))
+            known = lasting.read(index, address).resize(SHARED_OFFSET_BITS)
+            found.append(Arrival(index, list_offsets(values, index, address), known))
     return tuple(found)
 
 
-def _is_address(operand: object) -> bool:
-    return type(operand).__name__ == "Address"
-
-
-def _find_cycles(
+def _find_stuck_producers(
     kernel: KernelText, waits: Sequence[FirstWait], arrivals: Sequence[Arrival]
 ) -> Iterator[CheckFinding]:
-    """Yield the producers' waits that close a cycle: each barrier waits for the next one."""
-    needs = _find_needs(kernel, waits, arrivals)
-    is_complete = all(arrival.barrier is not None for arrival in arrivals)
+    """Yield waits of producers that no arrival ever answers."""
+    certain = find_blocked(kernel, waits, arrivals, is_certain=True)
+    likely = find_blocked(kernel, waits, arrivals, is_certain=False)
     for wait in waits:
-        if wait.parity or not _fills_slot(kernel, wait):
+        (barrier, *others) = wait.barriers
+        if wait.parity or others or barrier not in likely or not _fills_slot(kernel, wait):
             continue
-        cycle = _find_cycle(needs, wait.barrier)
-        if cycle is None:
-            continue
-        chain = " -> ".join(f"shared+0x{barrier:x}" for barrier in cycle)
+        needed = {
+            other
+            for arrival in arrivals
+            if barrier in arrival.first
+            for ahead in waits
+            if not ahead.parity and _stands_before(kernel, ahead, arrival)
+            for other in ahead.barriers
+        }
+        names = ", ".join(f"shared+0x{other:x}" for other in sorted(needed))
         message = (
-            f"a producer starts at parity 0 on a fresh barrier and waits for ever: {chain}, where "
-            "all arrivals at one stand behind a wait on the next. A producer starts at parity 1"
+            f"a producer starts at parity 0 on the fresh barrier at shared+0x{barrier:x} and waits "
+            f"for ever: all arrivals there stand behind waits on {names}, which wait for it. A "
+            "producer starts at parity 1"
         )
-        severity = Severity.ERROR if is_complete else Severity.UNDECIDED
-        if not is_complete:
-            message += "; some arrivals cannot be traced and may break the cycle"
+        severity = Severity.ERROR if barrier in certain else Severity.UNDECIDED
+        if severity is Severity.UNDECIDED:
+            message += "; an arrival whose barrier cannot be traced may answer it"
         place = kernel.describe(wait.index)
         yield CheckFinding(f"{CHECK}/producer-parity", severity, place, message)
 
 
-def _find_needs(
-    kernel: KernelText, waits: Sequence[FirstWait], arrivals: Sequence[Arrival]
-) -> Mapping[int, set[int]]:
-    """Return, per barrier, those that must complete before any arrival at it."""
-    needs: dict[int, set[int]] = {}
-    for arrival in arrivals:
-        if arrival.barrier is None:
-            continue
-        before = {
-            wait.barrier
-            for wait in waits
-            if not wait.parity and _stands_before(kernel, wait, arrival)
-        }
-        known = needs.get(arrival.barrier)
-        needs[arrival.barrier] = before if known is None else known & before
-    return needs
+def find_blocked(
+    kernel: KernelText,
+    waits: Sequence[FirstWait],
+    arrivals: Sequence[Arrival],
+    is_certain: bool,
+) -> set[int]:
+    """Return the barriers whose first phase never completes.
+
+    The largest set in which every arrival at a barrier stands behind a wait for parity 0 on
+    barriers of the set. An arrival that stands behind no such wait reaches every barrier that its
+    address allows; with `is_certain` false, those of its first pass alone.
+    """
+    blocked = {b for wait in waits for b in wait.barriers} | {
+        b for arrival in arrivals for b in arrival.first
+    }
+    dead = list(arrivals)
+    is_changed = True
+    while is_changed:
+        is_changed = False
+        for arrival in tuple(dead):
+            is_behind = any(
+                not wait.parity
+                and blocked.issuperset(wait.barriers)
+                and _stands_before(kernel, wait, arrival)
+                for wait in waits
+            )
+            if not is_behind:
+                dead.remove(arrival)
+                reached = {
+                    barrier
+                    for barrier in blocked
+                    if (arrival.may_reach(barrier) if is_certain else barrier in arrival.first)
+                }
+                blocked -= reached
+                is_changed = True
+    return blocked
 
 
 def _stands_before(kernel: KernelText, wait: FirstWait, arrival: Arrival) -> bool:
-    block = kernel.blocks[arrival.index]
+    return _comes_before(kernel, wait, arrival.index)
+
+
+def _comes_before(kernel: KernelText, wait: FirstWait, index: int) -> bool:
+    block = kernel.blocks[index]
     if block == wait.block:
-        return wait.index < arrival.index
+        return wait.index < index
     return kernel.dominators.dominates(wait.block, block)
-
-
-def _find_cycle(needs: Mapping[int, set[int]], start: int) -> tuple[int, ...] | None:
-    """Return barriers from `start` back to it, each needing the next."""
-    waiting: list[tuple[int, ...]] = [(start,)]
-    seen = {start}
-    while waiting:
-        path = waiting.pop(0)
-        for barrier in sorted(needs.get(path[-1], ())):
-            if barrier == start:
-                return (*path, start)
-            if barrier not in seen:
-                seen.add(barrier)
-                waiting.append((*path, barrier))
-    return None
 
 
 def _fills_slot(kernel: KernelText, wait: FirstWait) -> bool:
     """Return whether what follows a wait in its role fills a slot with bytes."""
     return any(
-        _stands_before(kernel, wait, Arrival(index, None))
+        _comes_before(kernel, wait, index)
         for index, instruction in kernel.list_instructions("mbarrier.")
         if any(word in instruction.opcode for word in _FILLS)
     )
@@ -260,27 +310,30 @@ def _find_early(
     """Yield consumers that start at parity 1: of bytes to come, and of an MMA's result."""
     instructions = kernel.flow.instructions
     filled = {
-        arrival.barrier
+        barrier
         for arrival in arrivals
+        for barrier in arrival.first
         if any(word in instructions[arrival.index].opcode for word in _FILLS)
     }
     committed = {
-        arrival.barrier
+        barrier
         for arrival in arrivals
+        for barrier in arrival.first
         if instructions[arrival.index].opcode.startswith("tcgen05.commit")
     }
     for wait in waits:
-        if not wait.parity:
+        if not wait.parity or len(wait.barriers) > 1:
             continue
         what = ""
-        if wait.barrier in filled:
+        if wait.barriers[0] in filled:
             what = "the bytes of its first phase have come"
-        elif wait.barrier in committed and _reads_result(kernel, wait):
+        elif wait.barriers[0] in committed and _reads_result(kernel, wait):
             what = "the first product is complete"
         if what:
             message = (
-                f"a consumer starts at parity 1 on the fresh barrier at shared+0x{wait.barrier:x} "
-                f"and passes at once, before {what}. A consumer starts at parity 0"
+                "a consumer starts at parity 1 on the fresh barrier at "
+                f"shared+0x{wait.barriers[0]:x} and passes at once, before {what}. A consumer "
+                "starts at parity 0"
             )
             place = kernel.describe(wait.index)
             yield CheckFinding(f"{CHECK}/consumer-parity", Severity.ERROR, place, message)
@@ -288,7 +341,7 @@ def _find_early(
 
 def _reads_result(kernel: KernelText, wait: FirstWait) -> bool:
     return any(
-        _stands_before(kernel, wait, Arrival(index, None))
+        _comes_before(kernel, wait, index)
         for prefix in _READS
         for index, _ in kernel.list_instructions(prefix)
     )

@@ -193,21 +193,12 @@ def _count_boxes(values: RegisterValues, group: Sequence[TmaLoad]) -> int | None
     """Return how many boxes of one operand a pass of a loop puts into a CTA's slot."""
     per_loop: dict[int, int] = {}
     for load in group:
-        copies = count_copies(values, load)
+        copies = load.copies
         if copies is None:
             return None
         loop = find_loop(values.kernel, load.index)
         per_loop[loop] = per_loop.get(loop, 0) + copies
     return max(per_loop.values())
-
-
-def count_copies(values: RegisterValues, load: TmaLoad) -> int | None:
-    """Return how many boxes arrive in each CTA: one, or one from each CTA of a multicast."""
-    instruction = values.kernel.flow.instructions[load.index]
-    if ".multicast::cluster" not in instruction.opcode:
-        return 1
-    mask = values.read(load.index, instruction.operands[3], 16).constant
-    return None if mask is None else mask.bit_count()
 
 
 def find_loop(kernel: KernelText, index: int) -> int:
@@ -249,7 +240,7 @@ def _measure_arrival(values: RegisterValues, load: TmaLoad) -> int | None:
 
     With .cta_group::2 the copies of both CTAs signal the barrier of one.
     """
-    copies = count_copies(values, load)
+    copies = load.copies
     if copies is None or load.box_bytes is None:
         return None
     opcode = values.kernel.flow.instructions[load.index].opcode

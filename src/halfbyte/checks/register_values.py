@@ -3,10 +3,10 @@
 `find_first_pass` tells what they are when every loop is in its first pass, which is what a fresh
 barrier, the first stage of a ring and the first k-block meet: it leaves out the edges that go back
 into a loop. `find_lasting` tells what they are in every pass. Both keep, bit by bit, what holds on
-all paths. The values are those of the grid's first CTA, rank 0 of its cluster. Variables have
-addresses: shared ones where the virtual GPU puts them, tensor memory at column 0 (where a kernel
-that is alone on its SM gets it), parameters at numbers from `PARAMETER_START` on, which
-`find_parameter` turns back.
+all paths. The values are those of the grid's first CTA, rank 0 of its cluster, unless asked
+otherwise. Variables have addresses: shared ones where the virtual GPU puts them, tensor memory at
+column 0 (where a kernel that is alone on its SM gets it), parameters at numbers from
+`PARAMETER_START` on, which `find_parameter` turns back.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,12 +32,10 @@ from halfbyte.ptx.syntax import (
 
 PARAMETER_START = 1 << 40  # no address of shared memory comes near it
 SHARED_OFFSET_BITS = 24  # the CTA rank stands above them in shared::cluster addresses
-# Special registers of the grid's first CTA.
-_FIRST_CTA = frozenset(
-    {
-        "%cluster_ctarank",
-        *(f"%{name}.{axis}" for name in ("ctaid", "clusterid", "cluster_ctaid") for axis in "xyz"),
-    }
+# Special registers of a CTA of the grid's first cluster: its rank, and zero.
+_RANKS = frozenset(("%cluster_ctarank", "%ctaid.x", "%cluster_ctaid.x"))
+_ZEROS = frozenset(
+    f"%{name}.{axis}" for name in ("ctaid", "clusterid", "cluster_ctaid") for axis in "xyz"
 )
 _ELEMENT_BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
 _State = dict[str, KnownBits]
@@ -84,28 +82,31 @@ class RegisterValues:
 
 
 def find_first_pass(
-    kernel: KernelText, parameters: Sequence[bytes] | None = None
+    kernel: KernelText, parameters: Sequence[bytes] | None = None, rank: int = 0
 ) -> RegisterValues:
     """Return the values of the first pass through every loop.
 
     Args:
         kernel: the kernel.
         parameters: bytes of each parameter of a launch; without them they are unknown.
+        rank: of the CTA in its cluster, which lies along x.
     """
-    return _find_values(kernel, parameters, follows_loops=False)
+    return _find_values(kernel, parameters, rank, follows_loops=False)
 
 
 def find_lasting(kernel: KernelText, parameters: Sequence[bytes] | None = None) -> RegisterValues:
     """Return the values that hold in every pass through every loop; arguments as above."""
-    return _find_values(kernel, parameters, follows_loops=True)
+    return _find_values(kernel, parameters, 0, follows_loops=True)
 
 
 def _find_values(
-    kernel: KernelText, parameters: Sequence[bytes] | None, follows_loops: bool
+    kernel: KernelText, parameters: Sequence[bytes] | None, rank: int, follows_loops: bool
 ) -> RegisterValues:
     addresses = {
         **kernel.layout.shared,
         **{name: PARAMETER_START + at for name, at in kernel.layout.parameter.items()},
+        **dict.fromkeys(_ZEROS, 0),
+        **dict.fromkeys(_RANKS, rank),
     }
     known = _place_parameters(kernel, parameters)
     first = _Evaluation(kernel, addresses, known, frozenset()).run()
@@ -263,7 +264,11 @@ def _read(
             value = state.get(name)
             if value is not None:
                 return value.resize(width)
-            return make_constant(0, width) if name in _FIRST_CTA else make_unknown(width)
+            return (
+                make_constant(addresses[name], width)
+                if name in addresses
+                else (make_unknown(width))
+            )
         case Negated(register):
             return known_bits.invert(_read(register, width, state, addresses))
         case Immediate(bits=bits, float_bits=0):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from halfbyte.checks.register_values import RegisterValues
+from halfbyte.checks.register_values import RegisterValues, find_first_pass
 from halfbyte.errors import TensorMapError
 from halfbyte.ptx.syntax import TensorAddress
 from halfbyte.virtual.tensor_map_decode import TensorMap, decode_tensor_map
@@ -24,6 +24,9 @@ class TmaLoad:
         problem: why the tensor map is not known, "" where it is.
         first: offset in shared memory of the first box, None where it is not known. Of a multicast
             in slices it is the slice that CTA rank 0 loads.
+        slices: offsets of all boxes that a CTA gets by this instruction: its own and, of a
+            multicast, those that the other CTAs load.
+        copies: how many CTAs load a box for each CTA; None where the mask is not known.
         barrier: offset of the mbarrier of the first box.
     """
 
@@ -33,6 +36,8 @@ class TmaLoad:
     encoded: bytes | None
     problem: str
     first: int | None
+    slices: tuple[int, ...]
+    copies: int | None
     barrier: int | None
 
     @property
@@ -41,10 +46,9 @@ class TmaLoad:
         return None if self.tensor_map is None else self.tensor_map.box_bytes
 
     def covers(self, offset: int) -> bool:
-        """Return whether a byte of shared memory is in the first box."""
-        if self.first is None or self.box_bytes is None:
-            return False
-        return self.first <= offset < self.first + self.box_bytes
+        """Return whether a byte of shared memory is in one of the first boxes."""
+        size = self.box_bytes
+        return size is not None and any(start <= offset < start + size for start in self.slices)
 
 
 def list_tma_loads(
@@ -55,6 +59,7 @@ def list_tma_loads(
     `parameters` are the bytes of each parameter of a launch; without them boxes are not known.
     """
     loads = []
+    peers: dict[int, RegisterValues] = {}
     for index, instruction in values.kernel.list_instructions(_PREFIX):
         # the destination stands first: `.shared::cluster.global` loads, `.global.shared` stores
         if not instruction.opcode.split(".")[5].startswith("shared"):
@@ -64,6 +69,13 @@ def list_tma_loads(
             continue
         found = values.find_parameter(index, source.tensor_map)
         encoded, tensor_map, problem = _read_map(found, parameters)
+        copies = _count_copies(values, index)
+        first = values.read_shared_offset(index, instruction.operands[0])
+        offsets = [first]
+        for rank in range(1, copies or 1):
+            if rank not in peers:
+                peers[rank] = find_first_pass(values.kernel, parameters, rank)
+            offsets.append(peers[rank].read_shared_offset(index, instruction.operands[0]))
         loads.append(
             TmaLoad(
                 index=index,
@@ -71,11 +83,22 @@ def list_tma_loads(
                 tensor_map=tensor_map,
                 encoded=encoded,
                 problem=problem,
-                first=values.read_shared_offset(index, instruction.operands[0]),
+                first=first,
+                slices=tuple(sorted({offset for offset in offsets if offset is not None})),
+                copies=copies,
                 barrier=values.read_shared_offset(index, instruction.operands[2]),
             )
         )
     return tuple(loads)
+
+
+def _count_copies(values: RegisterValues, index: int) -> int | None:
+    """Return how many boxes arrive in each CTA: one, or one from each CTA of a multicast."""
+    instruction = values.kernel.flow.instructions[index]
+    if ".multicast::cluster" not in instruction.opcode:
+        return 1
+    mask = values.read(index, instruction.operands[3], 16).constant
+    return None if mask is None else mask.bit_count()
 
 
 def _read_map(
