@@ -12,7 +12,12 @@ import torch
 
 from halfbyte.errors import FormatError
 from halfbyte.formats.scale_layout import padded_scale_shape
-from halfbyte.kernels.gemm_w4a4.config import EpilogueConfig, GemmConfig, GemmRequest
+from halfbyte.kernels.gemm_w4a4.config import (
+    EpilogueConfig,
+    GemmRequest,
+    check_request,
+    count_resident_clusters,
+)
 from halfbyte.kernels.gemm_w4a4.config import choose_config as choose_gemm_config
 from halfbyte.kernels.gemm_w4a4.placement import (
     K_MULTIPLE,
@@ -215,17 +220,13 @@ def _launch_gemm(operands: GemmOperands, y: torch.Tensor, backend: Backend) -> N
         ),
     )
     config = choose_gemm_config(request, backend.target)
+    check_request(config, request)
     tensors = tuple(
         y if name == "y" else getattr(operands, name) for name in list_arguments(config)
     )
-    clusters = count_clusters(config)
+    clusters = count_resident_clusters(config)
     with on_device(y):
         run_kernel(make_source(config), tensors, clusters, virtual_gpu=backend.virtual_gpu)
-
-
-def count_clusters(config: GemmConfig) -> int:
-    """Return how many clusters of a configuration the GPU holds at once: the persistent grid."""
-    return config.gpu.num_sms // (config.tile.num_ctas * config.tile.num_splits)
 
 
 def run_linear(x: torch.Tensor, placed: PlacedLinear, backend: Backend) -> torch.Tensor:

@@ -16,6 +16,7 @@ from halfbyte.kernels.gemm_w4a4.config import (
     GemmConfig,
     GemmRequest,
     StorageConfig,
+    count_resident_clusters,
     plan_storage,
 )
 
@@ -54,7 +55,7 @@ class GemmBudget:
         tensor_buffers: columns of tensor memory; accumulators may share some.
         num_tiles: output tiles of the request.
         num_blocks, num_chunks: ring slots that one tile takes of the main product and of the low
-            rank, in each CTA that works on it.
+            rank, in each CTA that works on it: the most of any, where K is split.
         num_waves: rounds in which all SMs work on a tile each.
     """
 
@@ -104,16 +105,15 @@ def make_budget(request: GemmRequest, config: GemmConfig) -> GemmBudget:
     num_tiles = -(-rows // tile.m) * -(-columns // tile.n)
     blocks = -(-request.k // BLOCK_K)
     chunks = 0 if config.low_rank is None else -(-request.rank // config.low_rank.chunk)
-    tiles_at_once = config.gpu.num_sms // (tile.num_ctas * tile.num_splits)
     return GemmBudget(
         config=config,
         storage=storage,
         rows=_list_rows(config, storage),
         tensor_buffers=_list_tensor_buffers(config, storage),
         num_tiles=num_tiles,
-        num_blocks=-(-blocks // tile.num_splits),
+        num_blocks=min(blocks, -(-(blocks + chunks) // tile.num_splits)),
         num_chunks=chunks,
-        num_waves=-(-num_tiles // tiles_at_once),
+        num_waves=-(-num_tiles // count_resident_clusters(config)),
     )
 
 

@@ -29,6 +29,8 @@ CHUNK_BYTES: Final = 128  # a low-rank chunk is as wide as a main block, in byte
 ROWS_PER_CTA: Final = 128  # tensor memory lanes
 SF_ATOM_ROWS: Final = 128  # rows of one 512-byte tile of block scales
 EPILOGUE_WARPS: Final = 4
+FEW_TOKENS: Final = (16, 32, 64)  # tokens of a swapped tile; an MMA with 128 rows has 16 at least
+SPLITS: Final = (1, 2, 4, 8)  # CTAs of a portable cluster
 BARRIER_BYTES: Final = 1024  # barriers, tensor memory address, scheduler slots: one page
 TMEM_COLUMNS: Final = 512
 ALIGN_BYTES: Final = 1024  # of a 128-byte-swizzled buffer
@@ -378,10 +380,10 @@ def _list_output_problems(config: GemmConfig) -> Iterator[str]:
 def _list_tile_problems(config: GemmConfig) -> Iterator[str]:
     tile = config.tile
     if tile.swap:
-        if tile.n not in (16, 32, 64) or tile.num_ctas != 1:
-            yield f"tile {tile}: swapped tiles are 128 features by 16, 32 or 64 tokens, one CTA"
-        if tile.num_splits not in (1, 2, 4, 8):
-            yield f"tile {tile}: a portable cluster splits K by 1, 2, 4 or 8"
+        if tile.n not in FEW_TOKENS or tile.num_ctas != 1:
+            yield f"tile {tile}: swapped tiles are 128 features by {FEW_TOKENS} tokens, one CTA"
+        if tile.num_splits not in SPLITS:
+            yield f"tile {tile}: K is split by {SPLITS}, the CTAs of a portable cluster"
     else:
         if tile.n not in (128, 256):
             yield f"tile {tile}: tiles are 128 or 256 columns wide"
@@ -416,6 +418,40 @@ class GemmRequest:
     out_dtype: str
     lora_dtype: str
     epilogue: EpilogueConfig = EpilogueConfig()
+
+
+def list_request_problems(config: GemmConfig, request: GemmRequest) -> Iterator[str]:
+    """Yield one sentence for each reason why a legal configuration does not compute a request."""
+    tile = config.tile
+    for name in ("block_format", "out_dtype", "epilogue"):
+        has, wanted = getattr(config, name), getattr(request, name)
+        if has != wanted:
+            yield f"{name}: the kernel is compiled for {has!r}, {wanted!r} is asked for"
+    if (config.low_rank is None) != (request.rank == 0):
+        branch = "no" if config.low_rank is None else "a"
+        yield f"rank {request.rank}: the kernel is compiled with {branch} low-rank branch"
+    elif config.low_rank is not None and config.low_rank.dtype != request.lora_dtype:
+        dtypes = f"{config.low_rank.dtype!r}, {request.lora_dtype!r} is asked for"
+        yield f"lora_dtype: the kernel is compiled for {dtypes}"
+    if min(request.m, request.n, request.k) < 1:
+        sizes = f"m {request.m}, n {request.n}, k {request.k}"
+        yield f"{sizes}: there is nothing to multiply; the caller returns zeros or the bias"
+    if tile.swap and request.m > tile.n:
+        # Block scales of B are copied in tiles of 128 rows: a second tile of tokens starts within.
+        yield f"m {request.m}: tile {tile} has room for {tile.n} tokens; take a larger tile"
+    blocks = _count_blocks(request)
+    if 0 < blocks < tile.num_splits:
+        yield (
+            f"k {request.k}: {blocks} blocks of {BLOCK_K} for the {tile.num_splits} CTAs of tile "
+            f"{tile}; take at most {blocks} splits"
+        )
+
+
+def check_request(config: GemmConfig, request: GemmRequest) -> None:
+    """Raise FormatError with every reason why `config` does not compute `request`."""
+    problems = list(list_request_problems(config, request))
+    if problems:
+        raise FormatError("; ".join(problems))
 
 
 LARGE_TILES: Final = (
@@ -455,14 +491,13 @@ def choose_low_rank(request: GemmRequest) -> LowRankConfig | None:
 
 def list_tiles(request: GemmRequest) -> list[TileConfig]:
     """Return the tiles worth comparing: swapped ones with split K for at most 64 tokens."""
-    if request.m > 64 or request.epilogue.output != "dense":
+    if request.m > max(FEW_TOKENS) or request.epilogue.output != "dense":
         return list(LARGE_TILES)
-    tokens = 16 if request.m <= 16 else 32 if request.m <= 32 else 64
-    blocks = -(-request.k // BLOCK_K)
+    tokens = min(tokens for tokens in FEW_TOKENS if request.m <= tokens)
     return [
-        TileConfig(128, tokens, 1, swap=True, num_splits=splits)
-        for splits in (1, 2, 4, 8)
-        if splits <= max(1, blocks)
+        TileConfig(ROWS_PER_CTA, tokens, 1, swap=True, num_splits=splits)
+        for splits in SPLITS
+        if splits <= max(1, _count_blocks(request))
     ]
 
 
@@ -470,6 +505,16 @@ def list_tiles(request: GemmRequest) -> list[TileConfig]:
 _FILL_CYCLES: Final = 820  # round trip of a lightly loaded TMA load
 _INGEST_BYTES_PER_CYCLE: Final = 76  # of one SM while all SMs load
 _EPILOGUE_CYCLES_PER_COLUMN: Final = 1071 / 128
+_MEMORY_BYTES_PER_S: Final = 7.26e12  # of HBM, achieved
+_CLUSTER_CYCLES: Final = 2 * 370 + 200  # barrier.cluster at both ends, a store to another CTA
+# SMs that clusters of a size can use: a GPC whose SMs are no multiple of it leaves some idle.
+_USABLE_SMS: Final = {1: 148, 2: 148, 4: 132, 8: 120}
+
+
+def count_resident_clusters(config: GemmConfig) -> int:
+    """Return how many clusters of a configuration the GPU runs at once: the persistent grid."""
+    cluster_size = config.tile.num_ctas * config.tile.num_splits
+    return min(_USABLE_SMS[cluster_size], config.gpu.num_sms) // cluster_size
 
 
 def estimate_cycles(request: GemmRequest, config: GemmConfig) -> float:
@@ -478,18 +523,52 @@ def estimate_cycles(request: GemmRequest, config: GemmConfig) -> float:
     Tiles run in waves over the GPU's SMs; a block takes as long as its products or its bytes,
     whichever is longer; the last tile's epilogue and the first loads are not hidden.
     """
+    if config.tile.swap:
+        return _estimate_few_tokens(request, config)
     tile = config.tile
-    rows, columns = (request.n, request.m) if tile.swap else (request.m, request.n)
-    tiles = -(-rows // tile.m) * -(-columns // tile.n)
-    ctas_per_tile = tile.num_ctas * tile.num_splits
-    waves = -(-tiles // (config.gpu.num_sms // ctas_per_tile))
-    blocks = -(-request.k // BLOCK_K) / tile.num_splits
-    blocks += 0 if config.low_rank is None else -(-request.rank // config.low_rank.chunk)
-    # PTX ISA K=64 per instruction; N/2 cycles per instruction, both for one and for two CTAs.
-    product = 4 * max(tile.n / 2, (128 + tile.n / tile.num_ctas) * 32 / 128)
-    load = sum(size for _, size in list_operand_bytes(config)) / _INGEST_BYTES_PER_CYCLE
+    tiles = -(-request.m // tile.m) * -(-request.n // tile.n)
+    waves = -(-tiles // count_resident_clusters(config))
+    blocks = _count_blocks(request) + _count_chunks(request, config)
     epilogue = tile.n * _EPILOGUE_CYCLES_PER_COLUMN
-    return _FILL_CYCLES + waves * blocks * max(product, load) + epilogue
+    return _FILL_CYCLES + waves * blocks * _estimate_block(config) + epilogue
+
+
+def _estimate_block(config: GemmConfig) -> float:
+    """Return the cycles of one block: N/2 for each 64 codes of K, or those of its bytes."""
+    tile = config.tile
+    product = 4 * max(tile.n / 2, (128 + tile.n / tile.num_ctas) * 32 / 128)
+    return max(product, plan_storage(config).slot_bytes / _INGEST_BYTES_PER_CYCLE)
+
+
+def _estimate_few_tokens(request: GemmRequest, config: GemmConfig) -> float:
+    """Return the predicted cycles of a swapped tile: how long its weight takes to arrive.
+
+    Each weight byte is used for at most 64 tokens: the 22 KB of a block take an SM 290 cycles, its
+    products 144. A wave of tiles takes as long as one SM's part at what an SM takes in, or all
+    parts at what HBM gives (25 bytes a cycle and SM, a third of it), whichever is longer. With few
+    tiles the first is longer, and K is split until the second is; more splits only cost, since
+    clusters start and end together, and large ones leave SMs idle. Activations come from L2.
+    """
+    blocks, chunks = _count_blocks(request), _count_chunks(request, config)
+    splits = config.tile.num_splits
+    # The last CTA has all chunks and a block at least (`work.split_k`).
+    longest = max(-(-(blocks + chunks) // splits), chunks + 1)
+    sizes = dict(list_operand_bytes(config))
+    weight_bytes = (blocks + chunks) * (sizes["a"] + sizes["sfa"])
+    memory_cycles = weight_bytes * config.gpu.clock / _MEMORY_BYTES_PER_S
+    full_waves, rest = divmod(-(-request.n // config.tile.m), count_resident_clusters(config))
+    waves = [count_resident_clusters(config)] * full_waves + [rest] * (rest > 0)
+    cycles = sum(max(longest * _estimate_block(config), tiles * memory_cycles) for tiles in waves)
+    exchange = _CLUSTER_CYCLES if splits > 1 else 0
+    return _FILL_CYCLES + cycles + exchange + config.tile.n * _EPILOGUE_CYCLES_PER_COLUMN
+
+
+def _count_blocks(request: GemmRequest) -> int:
+    return -(-request.k // BLOCK_K)
+
+
+def _count_chunks(request: GemmRequest, config: GemmConfig) -> int:
+    return 0 if config.low_rank is None else -(-request.rank // config.low_rank.chunk)
 
 
 def with_tile(config: GemmConfig, tile: TileConfig) -> GemmConfig:

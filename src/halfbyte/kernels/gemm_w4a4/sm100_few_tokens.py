@@ -134,7 +134,7 @@ class FewTokensEpilogue(TracedRecord):
         """Store one feature of the tokens from `first_token` on, as far as there are any."""
         num_tokens, num_features = self.output.shape
         if feature < num_features:
-            for index in cutlass.range_constexpr(cute.size(row)):
+            for index in cutlass.range(cute.size(row), unroll_full=True):
                 token = first_token + index
                 if token < num_tokens:
                     self.output[token, feature] = row[index]
