@@ -1,7 +1,9 @@
 """Kernels on the virtual GPU: from CPU tensors, in a session, prepared, in CUDA graphs."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +18,7 @@ from halfbyte.runtime.virtual_device import (
     run_on_virtual_gpu,
 )
 from halfbyte.virtual.driver.session import cuda
+from halfbyte.virtual.memory import ALIGNMENT
 from halfbyte.virtual.report import KernelFault
 from tests.runtime.scaled_sum import ScaledSumConfig, make_source
 
@@ -79,12 +82,13 @@ def test_views_share_their_memory_on_the_device() -> None:
     assert both[N : N + 4].isnan().all()
 
 
-def test_memory_that_is_only_read_is_not_written() -> None:
+def test_memory_that_is_only_read_is_not_written(tmp_path: Path) -> None:
     a, b, y = make_vectors("cpu")
-    frozen = a.numpy().copy()
-    frozen.flags.writeable = False
+    (tmp_path / "weights").write_bytes(bytes(64) + a.numpy().tobytes())
+    mapped = np.memmap(tmp_path / "weights", np.float32, mode="r")[16:]  # a write ends the process
+    assert mapped.ctypes.data % ALIGNMENT != 0  # it must be copied
     with pytest.warns(UserWarning, match="not writable"):
-        a = torch.from_numpy(frozen)
+        a = torch.from_numpy(mapped)
     run_kernel(SOURCE, a, b, y, N, virtual_gpu="b200")
     check(y)
 

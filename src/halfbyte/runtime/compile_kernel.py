@@ -17,6 +17,7 @@ from typing import Any
 from halfbyte.device.kernel_source import KernelSource
 from halfbyte.errors import CheckpointError, HalfbyteError, MissingDependencyError
 from halfbyte.runtime.artifact import explain_absence, find_artifact
+from halfbyte.runtime.cute_compiler import check_compiler
 from halfbyte.runtime.kernel_build import build_entry
 from halfbyte.runtime.kernel_cache import KernelCache, find_cache_folder
 from halfbyte.runtime.kernel_entry import KernelEntry
@@ -126,10 +127,14 @@ def find_entry(source: KernelSource) -> KernelEntry:
 def _build(source: KernelSource, source_key: str) -> KernelEntry:
     """Compile into the cache; where that cannot be written, into a folder of this process."""
     toolchain = read_toolchain()
-    if toolchain is None:
+    try:
+        check_compiler()
+    except MissingDependencyError as error:
+        raise MissingDependencyError(f"{source.name}: {error}. {explain_absence(source)}") from None
+    if toolchain is None:  # importable, but installed in a way that tells no version
         raise MissingDependencyError(
-            f"{source.name} for {source.target} must be compiled, which needs CuTe DSL: "
-            f'pip install "halfbyte[kernels]". {explain_absence(source)}'
+            f"{source.name}: nvidia-cutlass-dsl or apache-tvm-ffi has no version on record; "
+            f'reinstall them: pip install "halfbyte[kernels]". {explain_absence(source)}'
         )
     cache, key = KernelCache(find_cache_folder()), make_cache_key(source_key, toolchain)
     if cache.is_safe():
