@@ -311,3 +311,12 @@ def test_a_captured_graph_replays_the_linear(b200: halfbyte.virtual.cuda) -> Non
         y.fill_(float("nan"))
         graph.replay()
         assert torch.equal(y.cpu(), result)
+
+
+@needs_virtual_gpu
+@pytest.mark.parametrize("m", [1, 33])
+def test_few_rows_take_the_kernel_for_few_tokens(m: int) -> None:
+    linear = make_lively_linear()
+    x = make_input(m, K, torch.bfloat16)
+    y = ops.w4a4_linear(x, *arguments_of(linear), BACKEND)
+    assert_close_to_reference(y, x, linear)

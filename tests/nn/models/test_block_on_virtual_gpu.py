@@ -23,11 +23,10 @@ pytestmark = [
     pytest.mark.skipif(find_spec("tokenizers") is None, reason="pip install tokenizers"),
     pytest.mark.skipif(bool(MISSING), reason=f"needs {'; '.join(MISSING)}"),
 ]
+NUM_TOKENS = 20
 TEXT = (
     "A linear layer multiplies the activations of every token with one weight matrix. Four bits "
-    "are enough for most of the weights, if a block of them shares a scale, and if what does not "
-    "fit is left to a branch of low rank that stays in sixteen bits. The product of the two parts "
-    "is added before it is rounded, once."
+    "are enough for most of the weights, if a block of them shares a scale."
 )
 Call = tuple[W4A4Linear, torch.Tensor, torch.Tensor]
 
@@ -58,7 +57,7 @@ def run_and_record(forward: Callable[[], torch.Tensor], block: nn.Module, backen
 
 
 def check_block(model: nn.Module, block: nn.Module, forward: Callable[[], torch.Tensor]) -> None:
-    """Assert that layers and model are within the bar, on the virtual GPU as on the CPU.
+    """Assert that every layer and the model are within the bar.
 
     The bar of a layer: twice the error of torch in bfloat16, against float64 of its own input. Of
     the model: twice the error of the CPU backend in bfloat16, against float32.
@@ -66,10 +65,7 @@ def check_block(model: nn.Module, block: nn.Module, forward: Callable[[], torch.
     on_gpu, calls = run_and_record(forward, block, "virtual-b200")
     assert len(calls) == sum(isinstance(one, W4A4Linear) for one in block.modules())
     for linear, x, y in calls:
-        rows, record = x.flatten(0, -2), linear.to_record()
-        assert_close_to_reference(y.flatten(0, -2), rows, record)
-        linear.backend = "cpu"
-        assert_close_to_reference(linear(rows), rows, record)
+        assert_close_to_reference(y.flatten(0, -2), x.flatten(0, -2), linear.to_record())
     on_cpu, _ = run_and_record(forward, block, "cpu")
     model.float()
     exact, _ = run_and_record(forward, block, "cpu")
@@ -85,8 +81,8 @@ def test_a_block_of_smollm2() -> None:
     del model.layers[3:]  # the rest of the model tells nothing more about the block
     assert quantize_block(model.layers[1]) == 7
     model.to(torch.bfloat16)
-    tokens = torch.tensor([loaded.tokenizer.encode(TEXT).ids[:66]])
-    assert tokens.shape[1] == 66
+    tokens = torch.tensor([loaded.tokenizer.encode(TEXT).ids[:NUM_TOKENS]])
+    assert tokens.shape[1] == NUM_TOKENS
     check_block(model, model.layers[1], lambda: model.hidden_states(tokens))
 
 
@@ -99,5 +95,5 @@ def test_a_block_of_minilm() -> None:
     model = copy.deepcopy(loaded.model)
     assert quantize_block(model.layers[1]) == 6
     model.to(torch.bfloat16)
-    (tokens,) = encode_texts(loaded.tokenizer, (TEXT,))
+    (tokens,) = encode_texts(loaded.tokenizer, (TEXT,), max_tokens=NUM_TOKENS)
     check_block(model, model.layers[1], lambda: model(tokens))
