@@ -105,7 +105,13 @@ def _budget_program(
         finished = run_program(
             question.program, question.arguments, gpu=question.gpu, is_module=question.is_module
         )
-    measured = _measure_launches(finished.log.records, question.gpu, declared)
+    measured, seen = _measure_launches(finished.log.records, question.gpu, declared)
+    unused = [name for name in declared[0] if name not in seen]
+    if unused and not finished.program_code:
+        raise UsageError(
+            f"--declare: no launch has {', '.join(map(printable, unused))}; there are "
+            f"{', '.join(sorted(seen)) or 'no launches'}"
+        )
     if as_json:
         record = {
             "gpu": question.gpu,
@@ -133,13 +139,12 @@ def _budget_program(
 
 def _measure_launches(
     records: "list[LaunchRecord]", gpu: str, declared: tuple[dict[str, int], dict[int, str]]
-) -> "list[tuple[list[int], LaunchBudget, CheckReport]]":
-    """Return (numbers of launches, budget, findings), launches of the same budget together."""
+) -> "tuple[list[tuple[list[int], LaunchBudget, CheckReport]], set[str]]":
+    """Return (numbers of launches, budget, findings) of each budget, and all names of figures."""
     from halfbyte.checks.kernel_text import read_kernel
     from halfbyte.checks.launch_budget import check_launch_budget, measure_launch
 
     figures, names = declared
-    unused = dict(figures)
     seen: set[str] = set()
     groups: dict[Any, tuple[list[int], LaunchBudget, CheckReport]] = {}
     for record in records:
@@ -154,15 +159,9 @@ def _measure_launches(
             known = found.list_figures()
             seen.update(known)
             mine = {name: figure for name, figure in figures.items() if name in known}
-            unused = {name: figure for name, figure in unused.items() if name not in known}
             report = check_launch_budget(found, kernel, mine)
             groups[found] = ([record.index], found, report)
-    if unused:
-        raise UsageError(
-            f"--declare: no launch has {', '.join(map(printable, unused))}; there are "
-            f"{', '.join(sorted(seen)) or 'no launches'}"
-        )
-    return list(groups.values())
+    return list(groups.values()), seen
 
 
 def _print_launch(
