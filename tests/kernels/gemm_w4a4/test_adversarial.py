@@ -29,7 +29,7 @@ from tests.kernels.gemm_w4a4.operands import GemmOperands, GemmShape, make_opera
 pytestmark = pytest.mark.usefixtures("one_thread")
 NUM_SMS = 2
 RANK = 64
-BASE = GemmConfig(
+LARGEST = GemmConfig(
     "sm_100a",
     "nvfp4",
     "float16",
@@ -93,14 +93,14 @@ def start_contest(gpu: Any, config: GemmConfig, tiles_per_cta: int) -> Contest:
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize("tile", LARGE_TILES, ids=str)
 def test_twenty_tiles_per_cta(small_gpu: Any, tile: TileConfig, scheduler: Any) -> None:
-    contest = start_contest(small_gpu, replace(BASE, tile=tile, scheduler=scheduler), 20)
+    contest = start_contest(small_gpu, replace(LARGEST, tile=tile, scheduler=scheduler), 20)
     for seed in (1, 2):
         contest.check_seed(seed)
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_hundred_tiles_per_cta(small_gpu: Any, scheduler: Any) -> None:
-    contest = start_contest(small_gpu, replace(BASE, scheduler=scheduler), 100)
+    contest = start_contest(small_gpu, replace(LARGEST, scheduler=scheduler), 100)
     for seed in (1, 2):
         contest.check_seed(seed)
 
@@ -110,7 +110,7 @@ def test_running_clusters_take_over_the_tiles_of_waiting_ones(
     small_gpu: Any, tile: TileConfig
 ) -> None:
     """A cluster that starts for each tile would run the prologue for each: more instructions."""
-    contest = start_contest(small_gpu, replace(BASE, tile=tile, scheduler="clc"), 20)
+    contest = start_contest(small_gpu, replace(LARGEST, tile=tile, scheduler="clc"), 20)
     one_tile = GemmShape(tile.m, tile.n, contest.operands.shape.k)
     operands = make_operands(contest.operands.config, one_tile, RANK)
     run_gemm(small_gpu, contest.launch, operands)
@@ -128,7 +128,7 @@ def test_twenty_seeds(
     small_gpu: Any, tile: TileConfig, scheduler: Any, placement: Any, tiles_per_cta: int
 ) -> None:
     low_rank = LowRankConfig("float16", placement=placement)
-    config = replace(BASE, tile=tile, scheduler=scheduler, low_rank=low_rank)
+    config = replace(LARGEST, tile=tile, scheduler=scheduler, low_rank=low_rank)
     contest = start_contest(small_gpu, config, tiles_per_cta)
     for seed in range(1, 21):
         contest.check_seed(seed)

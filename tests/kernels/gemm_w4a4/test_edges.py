@@ -34,7 +34,7 @@ from tests.kernels.gemm_w4a4.operands import (
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-BASE = GemmConfig(
+LARGEST = GemmConfig(
     "sm_100a",
     "nvfp4",
     "float16",
@@ -51,7 +51,7 @@ NAN_SCALES = {"nvfp4": 0x7F, "mxfp4": 0xFF}
 
 @pytest.mark.parametrize("placement", ["tail", "spread", "own_ring"])
 def test_tiny_sizes_and_odd_ranks(b200: Any, placement: Any) -> None:
-    config = replace(BASE, low_rank=LowRankConfig("float16", 64, placement))
+    config = replace(LARGEST, low_rank=LowRankConfig("float16", 64, placement))
     sizes = [
         ((1, 1, 1), 1),
         ((1, 1, 1), 256),
@@ -71,7 +71,7 @@ def test_tiny_sizes_and_odd_ranks(b200: Any, placement: Any) -> None:
 
 @pytest.mark.parametrize("group", [1, 3, 100])
 def test_every_raster_visits_each_tile_once(b200: Any, group: int) -> None:
-    config = replace(BASE, tile=TileConfig(128, 128, 1), raster_group=group)
+    config = replace(LARGEST, tile=TileConfig(128, 128, 1), raster_group=group)
     shape = GemmShape(128 * 7 - 3, 128 * 5 - 2, 64, max_clusters=4)
     check_cases(b200, config, [GridCase(64, shape, is_integer=True)])
 
@@ -94,10 +94,10 @@ def launch_with(launch: Any, operands: GemmOperands, given: dict[str, torch.Tens
 
 
 def test_operands_inside_of_larger_tensors(b200: Any, compile_source: Any) -> None:
-    operands = make_operands(BASE, SHAPE, RANK)
+    operands = make_operands(LARGEST, SHAPE, RANK)
     output = OutputBuffer(SHAPE.m, SHAPE.n, torch.float16)
     given = {name: put_inside(tensor) for name, tensor in operands.tensors.items()}
-    launch_with(compile_source(make_source(BASE)), operands, given | {"y": output.y})
+    launch_with(compile_source(make_source(LARGEST)), operands, given | {"y": output.y})
     truth = make_truth(operands)
     assert measure_relative_error(output.read(), truth.wanted) <= 2 * truth.torch_error
 
@@ -107,7 +107,7 @@ def test_operands_inside_of_larger_tensors(b200: Any, compile_source: Any) -> No
 def test_a_nan_scale_ends_in_its_row_or_column(
     b200: Any, compile_source: Any, block_format: str, side: str
 ) -> None:
-    config = replace(BASE, block_format=block_format)
+    config = replace(LARGEST, block_format=block_format)
     operands = make_operands(config, SHAPE, RANK)
     blocks = -(-SHAPE.k // config.block_size)
     place = list_scale_offsets(np.array([MARKED_ROW]), blocks)[0, 1]
@@ -123,9 +123,9 @@ def test_a_nan_scale_ends_in_its_row_or_column(
 def test_nan_and_infinity_end_in_their_row_or_column(
     b200: Any, compile_source: Any, name: str, value: float
 ) -> None:
-    operands = make_operands(BASE, SHAPE, RANK)
+    operands = make_operands(LARGEST, SHAPE, RANK)
     operands.tensors[name][MARKED_ROW] = value
-    y = run_gemm(b200, compile_source(make_source(BASE)), operands).double()
+    y = run_gemm(b200, compile_source(make_source(LARGEST)), operands).double()
     wanted = torch.from_numpy(make_truth(operands).wanted)
     assert not wanted.isfinite().all()
     assert torch.equal(y.isnan(), wanted.isnan())
@@ -134,9 +134,9 @@ def test_nan_and_infinity_end_in_their_row_or_column(
 
 
 def test_what_is_too_large_for_float16_becomes_infinity(b200: Any, compile_source: Any) -> None:
-    operands = make_operands(BASE, GemmShape(40, 40, 100), RANK)
+    operands = make_operands(LARGEST, GemmShape(40, 40, 100), RANK)
     operands.tensors["column_scale"] *= 300
-    y = run_gemm(b200, compile_source(make_source(BASE)), operands)
+    y = run_gemm(b200, compile_source(make_source(LARGEST)), operands)
     wanted = torch.from_numpy(make_truth(operands).wanted).half()
     assert 0 < int(wanted.isinf().sum()) < wanted.numel()
     assert torch.equal(y.isinf(), wanted.isinf())
@@ -155,20 +155,20 @@ def make_bad_output(what: str) -> torch.Tensor:
 def test_a_tensor_that_does_not_fit_is_refused_before_the_launch(
     b200: Any, compile_source: Any, what: str
 ) -> None:
-    operands = make_operands(BASE, GemmShape(4, 16, 64), RANK)
+    operands = make_operands(LARGEST, GemmShape(4, 16, 64), RANK)
     before = len(b200.log)
     with pytest.raises(ValueError, match=what):
-        launch_with(compile_source(make_source(BASE)), operands, {"y": make_bad_output(what)})
+        launch_with(compile_source(make_source(LARGEST)), operands, {"y": make_bad_output(what)})
     assert len(b200.log) == before
 
 
 @pytest.mark.long
 def test_rows_of_y_two_gigabytes_apart(b200: Any, compile_source: Any) -> None:
     stride = 2**30
-    operands = make_operands(BASE, GemmShape(3, 16, 64), RANK)
+    operands = make_operands(LARGEST, GemmShape(3, 16, 64), RANK)
     memory = torch.empty(2 * stride + 16, dtype=torch.float16, device="cuda")
     y = memory.as_strided((3, 16), (stride, 1))
-    launch_with(compile_source(make_source(BASE)), operands, {"y": y})
+    launch_with(compile_source(make_source(LARGEST)), operands, {"y": y})
     truth = make_truth(operands)
     assert measure_relative_error(y.cpu(), truth.wanted) <= 2 * truth.torch_error
 
@@ -176,7 +176,7 @@ def test_rows_of_y_two_gigabytes_apart(b200: Any, compile_source: Any) -> None:
 @pytest.mark.long
 def test_more_tile_rows_than_sixteen_bits_count(b200: Any) -> None:
     tile = TileConfig(128, 128, 1)
-    config = replace(BASE, tile=tile, low_rank=None, epilogue=EpilogueConfig())
+    config = replace(LARGEST, tile=tile, low_rank=None, epilogue=EpilogueConfig())
     shape = GemmShape(128 * 65537 - 5, 8, 32, max_clusters=148)
     operands = make_operands(config, shape, 0, is_integer=True)
     y = run_gemm(b200, compile_gemm(config), operands)
