@@ -20,6 +20,7 @@ from tests.tolerance import assert_close_to_reference
 MISSING = [*find_missing_parts(), *find_absent_packages()]
 pytestmark = [
     pytest.mark.model,
+    pytest.mark.usefixtures("one_thread"),
     pytest.mark.skipif(find_spec("tokenizers") is None, reason="pip install tokenizers"),
     pytest.mark.skipif(bool(MISSING), reason=f"needs {'; '.join(MISSING)}"),
 ]
