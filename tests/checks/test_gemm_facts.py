@@ -14,6 +14,7 @@ from halfbyte.checks.kernel_text import read_kernel
 from halfbyte.checks.launch_budget import check_launch_budget, measure_launch
 from halfbyte.checks.sass_facts import SassExpectation, check_sass_facts
 from halfbyte.checks.scaled_mma_facts import ScaledMmaExpectation, check_scaled_mma_facts
+from halfbyte.checks.target_suffix import check_target_suffix
 from halfbyte.checks.tensor_memory_budget import check_tensor_memory
 from halfbyte.errors import FormatError
 from halfbyte.kernels.gemm_w4a4.config import (
@@ -38,6 +39,7 @@ SHIPPED = {
         low_rank=replace(LOW_RANK, placement="spread"),
         scheduler="clc",
     ),
+    "128x32-swap-split2": replace(LARGE, tile=TileConfig(128, 32, 1, swap=True, num_splits=2)),
     "own-ring": replace(
         LARGE, tile=TileConfig(128, 128, 1), low_rank=replace(LOW_RANK, placement="own_ring")
     ),
@@ -68,7 +70,8 @@ def test_a_shipped_tile_passes_every_check(name: str, compile_once: CompileGemm)
     starts = check_barrier_start(gemm.kernel)
     fences = check_accumulator_fences(gemm.kernel, gemm.sass)
     columns = check_tensor_memory(gemm.kernel)
-    require_clean(facts, sass, flags, starts, fences, columns)
+    suffix = check_target_suffix(gemm.kernel)
+    require_clean(facts, sass, flags, starts, fences, columns, suffix)
     assert facts.num_examined == 4  # K = 256 of a block, 64 an instruction
     assert flags.num_examined > facts.num_examined
     assert starts.num_examined >= 4
