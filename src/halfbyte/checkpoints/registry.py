@@ -7,11 +7,14 @@ from pathlib import Path
 from halfbyte.checkpoints.family import Claim, Family, LayerPlan
 from halfbyte.checkpoints.halfbyte import Halfbyte
 from halfbyte.checkpoints.modelopt import ModelOpt
+from halfbyte.checkpoints.nunchaku import Nunchaku
 from halfbyte.checkpoints.tensor_source import TensorSource
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.formats.safetensors_header import quoted
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (Halfbyte(), ModelOpt())}
+FAMILIES: dict[str, Family] = {
+    family.name: family for family in (Halfbyte(), Nunchaku(), ModelOpt())
+}
 FROM_FLAG = "--from"
 
 
