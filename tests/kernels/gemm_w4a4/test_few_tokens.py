@@ -143,6 +143,35 @@ def test_partial_sums_are_added_in_rank_order(b200: Any) -> None:
     assert torch.equal(y, torch.zeros_like(y))
 
 
+def delay_every_other_cta(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the epilogue of CTAs with odd numbers come late to its reading of partial sums."""
+    import cutlass
+    import cutlass.cute as cute
+
+    from halfbyte.device.cluster_sum import ClusterSum
+    from halfbyte.device.inline_ptx import emit_memory_ptx
+
+    add_up = ClusterSum.add_up
+
+    @cute.jit
+    def add_up_late(self: Any, position: Any, row: Any) -> Any:
+        if cute.arch.block_idx()[0] % 2 == 1:
+            for _ in cutlass.range(100, unroll=1):
+                emit_memory_ptx("nanosleep.u32 1000;", (), ())
+        return add_up(self, position, row)
+
+    monkeypatch.setattr(ClusterSum, "add_up", add_up_late)
+
+
+def test_partial_sums_wait_until_a_slow_cta_has_read_the_previous_ones(
+    b200: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delay_every_other_cta(monkeypatch)
+    config = replace(SIXTEEN_TOKENS, tile=make_tile(16, 4))
+    operands = make_operands(config, GemmShape(16, 700, 1024, max_clusters=1), 72, is_integer=True)
+    check_gemm(b200, compile_gemm(config), operands, is_integer=True)
+
+
 @pytest.mark.parametrize("k", [1, 256, 257])
 def test_cta_without_a_block_of_k_adds_zeros(b200: Any, compile_source: Any, k: int) -> None:
     config = replace(SIXTEEN_TOKENS, tile=make_tile(64, 8))
