@@ -1,10 +1,12 @@
 """IEEE float arithmetic and conversions, one function per PTX instruction and named after it.
 
-None flushes subnormals, none contracts into a fused multiply-add, none approximates. The E2M1
+None flushes subnormals, none contracts into a fused multiply-add, none approximates, except where
+its name says so. The E2M1
 conversion exists from sm_100a on; `encode_e2m1x8` has integer code with the same results for
 sm_90a.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 from cutlass import Float32, Int32, Uint16, Uint32
@@ -30,6 +32,56 @@ def div_rn_f32(a: Float32, b: Float32) -> Float32:
     return emit_ptx("div.rn.f32 $0, $1, $2;", (Float32,), (a, b))
 
 
+def fma_rn_f32(a: Float32, b: Float32, c: Float32) -> Float32:
+    """Return a * b + c, rounded once to nearest even."""
+    return emit_ptx("fma.rn.f32 $0, $1, $2, $3;", (Float32,), (a, b, c))
+
+
+def rcp_approx_ftz_f32(a: Float32) -> Float32:
+    """Return 1 / a within one unit in the last place; a subnormal a counts as zero."""
+    return emit_ptx("rcp.approx.ftz.f32 $0, $1;", (Float32,), (a,))
+
+
+@dataclass(frozen=True)
+class Divisor:
+    """What several numbers are divided by.
+
+    Attributes:
+        value: the divisor.
+        reciprocal: of it, from `make_divisor`; None to divide by `div.rn.f32` for any operands.
+    """
+
+    value: Float32
+    reciprocal: Float32 | None = None
+
+
+def make_divisor(value: Float32) -> Divisor:
+    """Return a divisor with its reciprocal, for operands in the range that `divide` names."""
+    rough = rcp_approx_ftz_f32(value)
+    error = fma_rn_f32(-value, rough, Float32(1.0))
+    return Divisor(value, fma_rn_f32(error, rough, rough))
+
+
+def divide(a: Float32, divisor: Divisor) -> Float32:
+    """Return a / divisor rounded to nearest even.
+
+    With a reciprocal it takes three instructions: the sequence, step by step, that ptxas makes of
+    div.rn.f32 (sm_90 to sm_120), where a check of both exponents guards it. Here the caller
+    guards. It is exact where the divisor is positive and it and the quotient lie between 2^-60 and
+    2^60. A smaller quotient may be off by units in its last place, and -0.0 becomes 0.0.
+    """
+    if divisor.reciprocal is None:
+        return div_rn_f32(a, divisor.value)
+    quotient = mul_rn_f32(a, divisor.reciprocal)
+    remainder = fma_rn_f32(-divisor.value, quotient, a)
+    return fma_rn_f32(remainder, divisor.reciprocal, quotient)
+
+
+def copy_sign(magnitude: Float32, sign: Float32) -> Float32:
+    """Return |magnitude| with the sign of `sign`, that of a zero too."""
+    return emit_ptx("copysign.f32 $0, $1, $2;", (Float32,), (sign, magnitude))
+
+
 def mov_b32_to_u32(a: Float32) -> Uint32:
     """Return the bits of a."""
     return emit_ptx("mov.b32 $0, $1;", (Uint32,), (a,))
@@ -43,6 +95,11 @@ def mov_b32_to_f32(bits: Uint32) -> Float32:
 def max_u32(a: Uint32, b: Uint32) -> Uint32:
     """Return the larger one, unsigned."""
     return emit_ptx("max.u32 $0, $1, $2;", (Uint32,), (a, b))
+
+
+def min_u32(a: Uint32, b: Uint32) -> Uint32:
+    """Return the smaller one, unsigned."""
+    return emit_ptx("min.u32 $0, $1, $2;", (Uint32,), (a, b))
 
 
 def max_s32(a: Int32, b: Int32) -> Int32:

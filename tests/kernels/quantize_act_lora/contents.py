@@ -56,6 +56,21 @@ def make_extreme_smooth(dtype: str) -> Operands:
     return Operands(pad_rows(x), smooth, None)
 
 
+def make_magnitudes(dtype: str) -> Operands:
+    """Return rows of all magnitudes over columns with smooth of all magnitudes.
+
+    Where three-instruction quotients end and the plain ones begin, every row and column differs.
+    """
+    draw = torch.Generator().manual_seed(9)
+    low, high = (-24, 15) if dtype == "float16" else (-133, 126)
+    rows = torch.exp2(torch.linspace(low, high, 53).round().double())
+    groups = torch.exp2(torch.tensor([-21, -17, -16, -9, 0, 9, 15, 16, 17, 21]).double())
+    x = rows[:, None] * (torch.randn((rows.numel(), 32 * groups.numel()), generator=draw).double())
+    smooth = groups.repeat_interleave(32) * (1.0 + torch.rand(x.shape[1], generator=draw) / 2)
+    largest = torch.finfo(DTYPES[dtype]).max
+    return Operands(pad_rows(x.clamp(-largest, largest).to(DTYPES[dtype])), smooth.float(), None)
+
+
 def make_spoilt(dtype: str) -> Operands:
     """Return random rows; NaN, infinity and -infinity sit in one block of one row each."""
     draw = torch.Generator().manual_seed(7)

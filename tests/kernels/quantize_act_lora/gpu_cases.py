@@ -1,5 +1,6 @@
 """The cases that every GPU runs; `test_on_*.py` names the GPU."""
 
+import dataclasses
 from collections.abc import Callable
 
 import torch
@@ -33,13 +34,13 @@ PAIRS = [
     for number in range(2)
     for index, mode in enumerate(ACTIVATION_FORMATS)
 ]
-FEW_PAIRS = PAIRS[: len(ACTIVATION_FORMATS)]
 
 CONTENTS: dict[str, Callable[[str], Operands]] = {
     "ties": contents.make_ties,
     "extremes": contents.make_extremes,
     "extreme_smooth": contents.make_extreme_smooth,
     "spoilt": contents.make_spoilt,
+    "magnitudes": contents.make_magnitudes,
 }
 
 
@@ -51,7 +52,23 @@ def check_pair(compile_source: CompileSource, target: str, pair: tuple[str, str,
 
 
 def check_contents(compile_source: CompileSource, target: str, mode: str, content: str) -> None:
-    """Run adversarial content in both dtypes and compare it with the reference."""
+    """Run adversarial content in both dtypes: one program of a mode and dtype for all contents."""
+    for dtype in HALVES:
+        operands = CONTENTS[content](dtype)
+        columns = operands.x.shape[1]
+        if operands.smooth is None:
+            operands = dataclasses.replace(operands, smooth=torch.ones(columns))
+        if operands.lora_down is None:
+            lora_down = make_operands(Shape(1, columns, 3), dtype).lora_down
+            operands = dataclasses.replace(operands, lora_down=lora_down)
+        request = make_request(operands, mode, target)
+        check_call(compile_source, operands, request, rows=32, rank_tile=16, stages=2, cluster_k=1)
+
+
+def check_chosen_contents(
+    compile_source: CompileSource, target: str, mode: str, content: str
+) -> None:
+    """Run adversarial content as it is, with the configuration that is chosen for it."""
     for dtype in HALVES:
         operands = CONTENTS[content](dtype)
         check_call(compile_source, operands, make_request(operands, mode, target))
@@ -63,15 +80,19 @@ def check_every_float16(compile_source: CompileSource, target: str) -> None:
     check_call(compile_source, operands, make_request(operands, "nvfp4_one_level", target))
 
 
-def check_integers(compile_source: CompileSource, target: str, cluster_k: int, rows: int) -> None:
-    """Multiply integers: lora_act has no rounding, however its sums are cut."""
-    for lora_dtype in ("float16", "bfloat16", "float32"):
-        operands = contents.make_integers(37, 600, 40, "float16")
-        request = make_request(operands, "nvfp4_nunchaku", target, lora_dtype)
-        result = check_call(
-            compile_source, operands, request, cluster_k=cluster_k, rows=rows, rank_tile=32
-        )
-        assert operands.lora_down is not None
-        exact = operands.x.double() @ operands.lora_down.double().T * LORA_ACT_SCALE
-        assert result.lora_act is not None
-        torch.testing.assert_close(result.lora_act.double(), exact, rtol=0, atol=0)
+def check_integers(
+    compile_source: CompileSource, target: str, tile: tuple[int, int], lora_dtype: str
+) -> None:
+    """Multiply integers: lora_act has no rounding, however its sums are cut.
+
+    `tile` is (CTAs of a cluster, rows).
+    """
+    operands = contents.make_integers(37, 600, 40, "float16")
+    request = make_request(operands, "nvfp4_nunchaku", target, lora_dtype)
+    result = check_call(
+        compile_source, operands, request, cluster_k=tile[0], rows=tile[1], rank_tile=32
+    )
+    assert operands.lora_down is not None
+    exact = operands.x.double() @ operands.lora_down.double().T * LORA_ACT_SCALE
+    assert result.lora_act is not None
+    torch.testing.assert_close(result.lora_act.double(), exact, rtol=0, atol=0)

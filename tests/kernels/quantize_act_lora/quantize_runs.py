@@ -192,7 +192,8 @@ def make_layer(operands: Operands, mode: str) -> QuantizedLinear:
 
 def assert_equals_reference(result: Result, operands: Operands, config: QuantizeConfig) -> None:
     """Assert the same bytes as the reference, and lora_act within twice torch's error."""
-    wanted = quantize_act_lora(operands.x, make_layer(operands, config.mode))
+    with np.errstate(all="ignore"):  # quotients of extreme smooth factors overflow on purpose
+        wanted = quantize_act_lora(operands.x, make_layer(operands, config.mode))
     assert_same_codes(result, wanted, operands.x.shape[1])
     assert_same_scales(result, wanted, config)
     if config.activation.global_scale == "dynamic":

@@ -47,18 +47,21 @@ def test_every_float16_is_encoded(compile_source: CompileSource) -> None:
     gpu_cases.check_every_float16(compile_source, TARGET)
 
 
-@pytest.mark.parametrize(("cluster_k", "rows"), [(1, 16), (2, 64), (8, 16), (4, 128)])
+@pytest.mark.parametrize(
+    ("cluster_k", "rows", "lora_dtype"),
+    [(1, 16, "float32"), (2, 64, "bfloat16"), (8, 16, "float16"), (4, 128, "float32")],
+)
 def test_integers_are_summed_exactly(
-    compile_source: CompileSource, cluster_k: int, rows: int
+    compile_source: CompileSource, cluster_k: int, rows: int, lora_dtype: str
 ) -> None:
-    gpu_cases.check_integers(compile_source, TARGET, cluster_k, rows)
+    gpu_cases.check_integers(compile_source, TARGET, (cluster_k, rows), lora_dtype)
 
 
-@pytest.mark.parametrize("rows", [16, 32, 64, 128])
-@pytest.mark.parametrize("rank_tile", [16, 64, 128, 256])
+@pytest.mark.parametrize(
+    ("rows", "rank_tile"),
+    [(16, 256), (32, 128), (64, 64), (128, 16), (16, 16), (32, 256), (64, 256), (128, 128)],
+)
 def test_every_tile_size(compile_source: CompileSource, rows: int, rank_tile: int) -> None:
-    if rows * rank_tile > 128 * 128:
-        pytest.skip("128 rows x 256 columns are more accumulators than the kernel has")
     operands = make_operands(Shape(70, 200, 136), "bfloat16")
     request = make_request(operands, "nvfp4_nunchaku", TARGET)
     check_call(compile_source, operands, request, rows=rows, rank_tile=rank_tile, stages=2)
@@ -102,6 +105,13 @@ def test_one_program_serves_every_shape(compile_source: CompileSource, b200: Any
         assert_equals_reference(result, operands, config)
         programs.append(b200.log.records[-1].request.kernel)
     assert len(set(programs)) == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("content", gpu_cases.CONTENTS)
+@pytest.mark.parametrize("mode", ACTIVATION_FORMATS)
+def test_all_hard_contents(compile_source: CompileSource, mode: str, content: str) -> None:
+    gpu_cases.check_chosen_contents(compile_source, TARGET, mode, content)
 
 
 @pytest.mark.long

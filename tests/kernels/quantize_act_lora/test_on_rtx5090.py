@@ -18,15 +18,17 @@ def nothing_found(rtx5090: Any) -> Any:
     assert [str(one) for record in rtx5090.log for one in record.findings] == []
 
 
-@pytest.mark.parametrize(("mode", "dtype", "shape"), gpu_cases.FEW_PAIRS, ids=str)
+@pytest.mark.parametrize(("mode", "dtype", "shape"), gpu_cases.PAIRS[:4], ids=str)
 def test_same_bytes_as_the_reference(
     compile_source: CompileSource, mode: str, dtype: str, shape: Shape
 ) -> None:
     gpu_cases.check_pair(compile_source, TARGET, (mode, dtype, shape))
 
 
-@pytest.mark.parametrize("content", ["extremes", "spoilt"])
-@pytest.mark.parametrize("mode", ["nvfp4_dynamic", "int4"])
+@pytest.mark.parametrize(
+    ("mode", "content"),
+    [("nvfp4_dynamic", "extremes"), ("int4", "spoilt"), ("nvfp4_nunchaku", "magnitudes")],
+)
 def test_hard_contents(compile_source: CompileSource, mode: str, content: str) -> None:
     gpu_cases.check_contents(compile_source, TARGET, mode, content)
 
@@ -35,4 +37,4 @@ def test_hard_contents(compile_source: CompileSource, mode: str, content: str) -
 @pytest.mark.parametrize("content", gpu_cases.CONTENTS)
 @pytest.mark.parametrize("mode", ACTIVATION_FORMATS)
 def test_all_hard_contents(compile_source: CompileSource, mode: str, content: str) -> None:
-    gpu_cases.check_contents(compile_source, TARGET, mode, content)
+    gpu_cases.check_chosen_contents(compile_source, TARGET, mode, content)

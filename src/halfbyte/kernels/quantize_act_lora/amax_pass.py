@@ -11,7 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
-from halfbyte.device.float_arithmetic import max_u32, mul_rn_f32
+from halfbyte.device.float_arithmetic import Divisor, max_u32, mul_rn_f32
 from halfbyte.device.memory_access import (
     ld_global_b16,
     ld_global_b32,
@@ -97,7 +97,7 @@ def read_smoothed_piece(
     values = unpack_values([words[index] for index in range(_PIECE // 2)], config.dtype)
     wanted = None
     if cutlass.const_expr(smooth is not None):
-        wanted = [divisors[index] for index in range(_PIECE)]
+        wanted = [Divisor(divisors[index]) for index in range(_PIECE)]
     return shift_and_smooth(values, wanted, config.activation.shift)
 
 

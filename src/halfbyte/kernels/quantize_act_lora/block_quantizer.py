@@ -3,6 +3,13 @@
 The formulas are those of `halfbyte.reference.quantize_act_lora`, one rounding per written
 operation. A block of 32 or 64 elements is two or four neighbouring threads' work; they exchange
 their maxima.
+
+Every element is divided twice. `Divisor`s with reciprocals make that cheap, and exact for all
+numbers that are not absurd; `Quantized.is_exact` tells, and the caller repeats what is not with
+plain divisors. Why the limits below suffice: with smooth in [2^-16, 2^16] a quotient x / smooth is
+zero only if x is, as no x is below 2^-133; where a block's largest |z| is in [2^-30, 2^60] it is
+exact, as are all elements that are not 2^20 times smaller, and those have code 0 (with their sign)
+whatever their last bits are.
 """
 
 from dataclasses import dataclass
@@ -13,7 +20,9 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint16, Uint32
 
 from halfbyte.device.float_arithmetic import (
+    Divisor,
     add_rn_f32,
+    copy_sign,
     cvt_f32_bf16x2,
     cvt_f32_f16,
     cvt_f32_f16x2,
@@ -22,10 +31,13 @@ from halfbyte.device.float_arithmetic import (
     cvt_rn_satfinite_e4m3x2_f32,
     cvt_rni_s32_f32,
     div_rn_f32,
+    divide,
     encode_e2m1x8,
+    make_divisor,
     max_s32,
     max_u32,
     min_s32,
+    min_u32,
     mov_b32_to_f32,
     mov_b32_to_u32,
     mul_rn_f32,
@@ -43,6 +55,41 @@ _FLOAT16_MAX = 65504.0
 _ONE_FLOAT16 = 0x3C00
 _TWO_LEVEL_MAX = 6.0 * 448.0  # largest E2M1 value times largest E4M3 scale
 _SMALLEST_NORMAL = 0x00800000  # float32 bits of 2^-126
+# Exponents of (smallest, largest) for which three-instruction quotients are right; see above.
+_SMOOTH_RANGE = (-16, 16)
+_AMAX_RANGE = (-30, 60)
+_DIVISOR_RANGE = (-60, 60)
+
+
+@dataclass(frozen=True)
+class Divisors:
+    """What the elements of one thread are divided by.
+
+    Attributes:
+        smooth: sixteen, or None.
+        global_scale: g, or None for a mode without one.
+        are_tame: all of them are in the range of their reciprocals; None where there are none.
+    """
+
+    smooth: list[Divisor] | None
+    global_scale: Divisor | None
+    are_tame: Boolean | None
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """Sixteen codes and the scale of their block.
+
+    Attributes:
+        low, high: codes 0 to 7 and 8 to 15.
+        scale: bits of the scale: E4M3, E8M0 or float16.
+        is_exact: these are the reference's bits; without reciprocals they always are.
+    """
+
+    low: Uint32
+    high: Uint32
+    scale: Uint32
+    is_exact: Boolean
 
 
 @dataclass(frozen=True)
@@ -62,19 +109,50 @@ class BlockScale:
     is_zero: Boolean
 
 
+def make_divisors(
+    smooth: list[Any] | None, global_scale: Float32 | None, *, is_fast: bool
+) -> Divisors:
+    """Return what is divided by, with reciprocals where `is_fast`."""
+    make = make_divisor if is_fast else Divisor
+    are_tame = Boolean(True)
+    if smooth is not None:
+        bits = [mov_b32_to_u32(value) for value in smooth]
+        smallest, largest = bits[0], bits[0]
+        for one in bits[1:]:  # a negative number is larger than every positive one
+            smallest, largest = min_u32(smallest, one), max_u32(largest, one)
+        are_tame = _is_between(smallest, largest, _SMOOTH_RANGE)
+    if global_scale is not None:
+        bits_of_scale = mov_b32_to_u32(global_scale)
+        are_tame = are_tame & _is_between(bits_of_scale, bits_of_scale, _DIVISOR_RANGE)
+    return Divisors(
+        smooth=None if smooth is None else [make(value) for value in smooth],
+        global_scale=None if global_scale is None else make(global_scale),
+        are_tame=are_tame if is_fast else None,
+    )
+
+
+def _is_between(smallest: Uint32, largest: Uint32, exponents: tuple[int, int]) -> Boolean:
+    low, high = (_make_power_of_two(exponent) for exponent in exponents)
+    return (smallest >= low) & (largest <= high)
+
+
+def _make_power_of_two(exponent: int) -> Uint32:
+    """Return the float32 bits of 2^exponent."""
+    return Uint32((exponent + 127) << 23)
+
+
 def unpack_values(words: list[Any], dtype: str) -> list[Any]:
     """Return the float32 values of words of two float16 or bfloat16, in order."""
     convert = cvt_f32_f16x2 if dtype == "float16" else cvt_f32_bf16x2
     return [value for word in words for value in convert(word)]
 
 
-def shift_and_smooth(values: list[Any], smooth: list[Any] | None, shift: float) -> list[Any]:
+def shift_and_smooth(values: list[Any], smooth: list[Divisor] | None, shift: float) -> list[Any]:
     """Return (x + shift) / smooth; a shift of 0 is not added, so that -0.0 keeps its sign."""
     if shift != 0.0:
         values = [add_rn_f32(value, Float32(shift)) for value in values]
     if smooth is not None:
-        pairs = zip(values, smooth, strict=True)
-        values = [div_rn_f32(value, divisor) for value, divisor in pairs]
+        values = [divide(value, divisor) for value, divisor in zip(values, smooth, strict=True)]
     return values
 
 
@@ -103,36 +181,72 @@ def choose_dynamic_global_scale(largest: Uint32) -> Float32:
 
 
 def quantize_values(
-    values: list[Any], global_scale: Float32 | None, config: QuantizeConfig
-) -> tuple[Uint32, Uint32, Uint32]:
-    """Return (codes 0 to 7, codes 8 to 15, bits of the block's scale) of sixteen values.
+    values: list[Any], signs: list[Any], divisors: Divisors, config: QuantizeConfig
+) -> Quantized:
+    """Return the codes and the block scale of sixteen values of one row.
+
+    The lanes of a block are neighbours, and all lanes of the warp take part.
 
     Args:
-        values: sixteen float32 z of one row; the lanes of a block are neighbours.
-        global_scale: g, or None for a mode without one.
+        values: sixteen float32 z.
+        signs: numbers with the signs of z: dividing by reciprocals turns -0.0 into 0.0.
+        divisors: with or without reciprocals.
         config: names the mode.
     """
+    is_fast = divisors.are_tame is not None
     element = config.activation.block_format.element
-    largest = _share(find_largest_magnitude(values), max_u32, config.block_size)
-    is_spoilt = largest >= Uint32(_INFINITY)
+    magnitude = _share(find_largest_magnitude(values), max_u32, config.block_size)
+    largest = magnitude
     if element == "uint4":  # negative numbers are code 0 and have no say in the scale
         positive = Int32(0)
         for value in values:
             positive = max_s32(positive, Int32(mov_b32_to_u32(value)))
         largest = Uint32(_share(positive, max_s32, config.block_size))
-    scale = _choose_scale(largest, global_scale, config)
-    apply = mul_rn_f32 if scale.is_reciprocal else div_rn_f32
-    scaled = [apply(value, scale.factor) for value in values]
-    if element == "e2m1":
-        low, high = (encode_e2m1x8(half, config.target) for half in (scaled[:8], scaled[8:]))
+    scale = _choose_scale(largest, divisors, config)
+    if scale.is_reciprocal:
+        scaled = [mul_rn_f32(value, scale.factor) for value in values]
     else:
-        low, high = (_encode_integers(half, element) for half in (scaled[:8], scaled[8:]))
-    is_empty = is_spoilt | scale.is_zero
-    nan_scale = Uint32(_NAN_SCALES[config.activation.block_format.scale])
-    return (
-        cutlass.select_(is_empty, Uint32(0), low),
-        cutlass.select_(is_empty, Uint32(0), high),
-        cutlass.select_(is_spoilt, nan_scale, scale.bits),
+        divisor = make_divisor(scale.factor) if is_fast else Divisor(scale.factor)
+        scaled = [divide(value, divisor) for value in values]
+    if is_fast and element == "e2m1":  # code 8 is -0; integers have no such code
+        scaled = [copy_sign(value, sign) for value, sign in zip(scaled, signs, strict=True)]
+    return _finish(scaled, scale, (magnitude, largest), divisors.are_tame, config)
+
+
+def _finish(
+    scaled: list[Any],
+    scale: BlockScale,
+    extremes: tuple[Uint32, Uint32],
+    are_tame: Boolean | None,
+    config: QuantizeConfig,
+) -> Quantized:
+    """Encode scaled values; `extremes` are the largest |z| and the amax that made the scale."""
+    magnitude, largest = extremes
+    block_format = config.activation.block_format
+    halves = scaled[:8], scaled[8:]
+    if block_format.element == "e2m1":
+        low, high = (encode_e2m1x8(half, config.target) for half in halves)
+    else:
+        low, high = (_encode_integers(half, block_format.element) for half in halves)
+    bits = scale.bits
+    is_empty = scale.is_zero
+    is_exact = Boolean(True)
+    if are_tame is None:
+        is_spoilt = magnitude >= Uint32(_INFINITY)
+        is_empty = is_empty | is_spoilt
+        bits = cutlass.select_(is_spoilt, Uint32(_NAN_SCALES[block_format.scale]), bits)
+    else:  # a block that holds a NaN or an infinity is not exact here
+        low_end, high_end = (_make_power_of_two(exponent) for exponent in _AMAX_RANGE)
+        is_exact = are_tame & ((largest == Uint32(0)) | (largest >= low_end))
+        is_exact = is_exact & (magnitude <= high_end)
+        factor = mov_b32_to_u32(scale.factor)
+        if not scale.is_reciprocal:
+            is_exact = is_exact & (scale.is_zero | _is_between(factor, factor, _DIVISOR_RANGE))
+    return Quantized(
+        low=Uint32(cutlass.select_(is_empty, Uint32(0), low)),
+        high=Uint32(cutlass.select_(is_empty, Uint32(0), high)),
+        scale=Uint32(bits),
+        is_exact=is_exact,
     )
 
 
@@ -144,21 +258,22 @@ def _share(value: Any, larger: Any, block_size: int) -> Any:
     return value
 
 
-def _choose_scale(
-    largest: Uint32, global_scale: Float32 | None, config: QuantizeConfig
-) -> BlockScale:
+def _choose_scale(largest: Uint32, divisors: Divisors, config: QuantizeConfig) -> BlockScale:
     is_zero = largest == Uint32(0)
     block_format = config.activation.block_format
     if block_format.scale == "e8m0":
         return _choose_power_of_two(largest, is_zero)
     limit = Float32(_LARGEST[block_format.element])
-    unrounded = div_rn_f32(mov_b32_to_f32(largest), limit)
+    reciprocal = Float32(1.0 / _LARGEST[block_format.element])
+    amax = mov_b32_to_f32(largest)
+    unrounded = divide(amax, Divisor(limit, None if divisors.are_tame is None else reciprocal))
     if block_format.scale == "float":
         return _choose_float16(unrounded, is_zero)
-    wanted = unrounded if global_scale is None else div_rn_f32(unrounded, global_scale)
+    scale = divisors.global_scale
+    wanted = unrounded if scale is None else divide(unrounded, scale)
     byte = cvt_rn_satfinite_e4m3x2_f32(wanted, Float32(0.0))
     stored, _ = cvt_f32_f16x2(cvt_rn_f16x2_e4m3x2(byte))
-    product = stored if global_scale is None else mul_rn_f32(stored, global_scale)
+    product = stored if scale is None else mul_rn_f32(stored, scale.value)
     divisor = unrounded if config.activation.payload_divisor == "unrounded" else product
     return BlockScale(Uint32(byte), divisor, False, is_zero | (product == Float32(0.0)))
 

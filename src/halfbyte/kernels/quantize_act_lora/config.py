@@ -25,12 +25,12 @@ ROWS = (16, 32, 64, 128)
 RANK_TILES = (0, 16, 32, 64, 128, 256)
 CLUSTERS = (1, 2, 4, 8)
 MAX_STAGES = 8
-MAX_ACCUMULATORS = 128  # float32 registers of one thread; the rest of 255 quantizes
+MAX_ACCUMULATORS = 64  # float32 registers of one thread; the rest of 255 quantizes
 
 _WARPS = {16: 4, 32: 4, 64: 8, 128: 8}
 _RANK_WARPS = {16: 4, 32: 4, 64: 4, 128: 2}  # wanted warps side by side along the rank
 _NO_CLUSTER = ("sm_120a",)  # consumer Blackwell: a cluster is one CTA
-_CTAS_PER_SM = 2  # what hides one CTA's barriers behind another's loads
+_FEW_ACCUMULATORS = 16  # of a thread; up to here it needs at most 128 registers, seen in the cubins
 _MAX_AMAX_CTAS = 1024
 _ELEMENTS_PER_AMAX_CTA = 8192
 
@@ -218,8 +218,8 @@ def choose_config(request: QuantizeRequest) -> QuantizeConfig:
     """Return a legal configuration for the request.
 
     The rule, modelled and not measured: as many rows as M fills, since lora_down is read once per
-    row tile; K split over a cluster until every SM has a CTA; as many stages as let two CTAs share
-    an SM.
+    row tile; K split over a cluster until every SM has a CTA; two CTAs an SM where their registers
+    fit, and up to four stages each.
     """
     gpu = find_target(request.target)
     rank_tile = _choose_rank_tile(request.rank)
@@ -264,7 +264,8 @@ def _choose_cluster(request: QuantizeRequest, config: QuantizeConfig, gpu: Gpu) 
 
 
 def _choose_stages(config: QuantizeConfig, gpu: Gpu) -> int:
-    share = gpu.shared_bytes_per_sm // _CTAS_PER_SM - gpu.reserved_shared_bytes
+    ctas_per_sm = 2 if config.accumulators <= _FEW_ACCUMULATORS else 1
+    share = gpu.shared_bytes_per_sm // ctas_per_sm - gpu.reserved_shared_bytes
     return min(MAX_STAGES // 2, max(2, share // config.stage_bytes))
 
 

@@ -16,6 +16,9 @@ from halfbyte.device.memory_access import (
     st_global_pair,
 )
 from halfbyte.kernels.quantize_act_lora.block_quantizer import (
+    Divisors,
+    Quantized,
+    make_divisors,
     quantize_values,
     shift_and_smooth,
     unpack_values,
@@ -68,57 +71,104 @@ def quantize_tile(
     slot, k = tile
     part = corner.thread % (K_TILE // WIDTH)
     column = k + part * WIDTH
-    smooth = None
-    if cutlass.const_expr(config.has_smooth):
-        address = slot + config.x_bytes + config.lora_down_bytes + 4 * WIDTH * part
-        smooth = read_smooth(address, column, output.columns)
+    smooth = read_smooth(locate_smooth(slot, part, config))
+    divisors = make_divisors(smooth, global_scale, is_fast=True)
     rows_at_once = cutlass.const_expr(config.threads // (K_TILE // WIDTH))
     for first_row in cutlass.range_constexpr(0, config.rows, rows_at_once):
         row = corner.thread // (K_TILE // WIDTH) + first_row
+        place = Place(slot, part, row, column)
         if cutlass.const_expr(first_row + rows_at_once <= config.rows) or row < config.rows:
-            quantize_part(output, corner, (slot, row, column), (smooth, global_scale), config)
+            quantize_part(output, corner, place, divisors, config)
 
 
-def read_smooth(address: Int32, column: Int32, columns: Int32) -> list[Any]:
-    """Return smooth of sixteen columns; 1 beyond K, where 0 / 0 would be NaN."""
-    values = [value for four in range(4) for value in ld_shared_v4_f32(address + 16 * four)]
-    return [
-        cutlass.select_(column + index < columns, value, Float32(1.0))
-        for index, value in enumerate(values)
-    ]
+@dataclass(frozen=True)
+class Place:
+    """Where a thread's sixteen elements are.
+
+    Attributes:
+        slot: shared address of the stage.
+        part: which quarter of the tile's columns.
+        row: of the tile.
+        column: of x.
+    """
+
+    slot: Int32
+    part: Int32
+    row: Int32
+    column: Int32
 
 
+def locate_smooth(slot: Int32, part: Int32, config: QuantizeConfig) -> Int32 | None:
+    """Return the shared address of the sixteen smooth factors of a part, None without smooth."""
+    if not config.has_smooth:
+        return None
+    return slot + config.x_bytes + config.lora_down_bytes + 4 * WIDTH * part
+
+
+def read_smooth(address: Int32 | None) -> list[Any] | None:
+    """Return smooth of sixteen columns, 0 beyond K; None without smooth."""
+    if address is None:
+        return None
+    return [value for four in range(4) for value in ld_shared_v4_f32(address + 16 * four)]
+
+
+@cute.jit
 def quantize_part(
     output: QuantizedOutput,
     corner: Corner,
-    place: tuple[Int32, Int32, Int32],
-    divisors: tuple[Any, Any],
-    config: QuantizeConfig,
+    place: Place,
+    divisors: Divisors,
+    config: cutlass.Constexpr,
 ) -> None:
-    """Quantize sixteen elements of a row at (shared tile, row of it, column of x); store them."""
-    slot, local_row, column = place
-    smooth, global_scale = divisors
-    piece = corner.thread % (K_TILE // WIDTH) * 2
+    """Quantize sixteen elements with reciprocals, again without if that is not exact; store them.
+
+    A warp decides as one, since its lanes exchange maxima.
+    """
+    quantized = read_and_quantize(output, place, divisors, config)
+    low, high, scale = quantized.low, quantized.high, quantized.scale
+    if not cute.arch.vote_all_sync(quantized.is_exact):
+        low, high, scale = quantize_any(output, place, divisors, config)
+    row = corner.row + place.row
+    store_codes(output, row, place.column, low, high)
+    if cutlass.const_expr(config.is_swizzled):
+        store_scale_byte(output, row, place.column, scale, config)
+    else:
+        store_scale_float16(output, row, place.column, scale, config)
+
+
+def read_and_quantize(
+    output: QuantizedOutput, place: Place, divisors: Divisors, config: QuantizeConfig
+) -> Quantized:
+    """Return the codes and the scale of sixteen elements in shared memory."""
     words = [
         word
-        for index in range(2)
-        for word in ld_shared_v4(slot + locate_piece(local_row, piece + index))
+        for piece in range(2)
+        for word in ld_shared_v4(place.slot + locate_piece(place.row, 2 * place.part + piece))
     ]
-    values = unpack_values(words, config.dtype)
-    shift = config.activation.shift
-    values = shift_and_smooth(values, smooth, shift)
-    if shift != 0.0:  # the padding of a block is zero, not a shifted zero
+    raw = unpack_values(words, config.dtype)
+    values = shift_and_smooth(raw, divisors.smooth, config.activation.shift)
+    if config.activation.shift != 0.0:  # the padding of a block is zero, not a shifted zero
         values = [
-            cutlass.select_(column + index < output.columns, value, Float32(0.0))
+            cutlass.select_(place.column + index < output.columns, value, Float32(0.0))
             for index, value in enumerate(values)
         ]
-    low, high, scale = quantize_values(values, global_scale, config)
-    row = corner.row + local_row
-    store_codes(output, row, column, low, high)
-    if config.is_swizzled:
-        store_scale_byte(output, row, column, scale, config)
-    else:
-        store_scale_float16(output, row, column, scale, config)
+    return quantize_values(values, raw, divisors, config)
+
+
+def quantize_any(
+    output: QuantizedOutput, place: Place, fast: Divisors, config: QuantizeConfig
+) -> tuple[Uint32, Uint32, Uint32]:
+    """Return (low codes, high codes, scale) of any sixteen elements: NaN, tiny, huge."""
+    smooth = read_smooth(locate_smooth(place.slot, place.part, config))
+    if smooth is not None:  # beyond K, where x is 0: 0 / 0 would be NaN
+        smooth = [
+            cutlass.select_(place.column + index < output.columns, value, Float32(1.0))
+            for index, value in enumerate(smooth)
+        ]
+    scale = None if fast.global_scale is None else fast.global_scale.value
+    divisors = make_divisors(smooth, scale, is_fast=False)
+    quantized = read_and_quantize(output, place, divisors, config)
+    return quantized.low, quantized.high, quantized.scale
 
 
 @cute.jit
