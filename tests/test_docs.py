@@ -9,11 +9,30 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
+def read_prose(path: Path) -> str:
+    """The text of a page without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.M)
+
+
+def list_anchors(path: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    if path.suffix != ".md":
+        return set()
+    headings = re.findall(r"^#+ (.*)$", read_prose(path), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_relative_links_lead_somewhere(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
-    dead = [name for name in targets if "://" not in name and not (path.parent / name).exists()]
+    targets = re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", read_prose(path))
+    dead = []
+    for name, heading in targets:
+        target = path.parent / name if name else path
+        if "://" in name:
+            continue
+        has_heading = not heading or heading in list_anchors(target)
+        if not target.exists() or not has_heading:
+            dead.append(f"{name}#{heading}")
     assert dead == []
 
 
