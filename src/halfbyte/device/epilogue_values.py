@@ -9,7 +9,8 @@ from cutlass import Float32, Int32
 
 from halfbyte.device.traced_record import TracedRecord
 
-SCALE, BIAS, SMOOTH = range(3)  # order of VectorTensors and of the staged vectors
+# Order of the staged vectors; the first three are those of VectorTensors.
+SCALE, BIAS, SMOOTH, RECIPROCAL = range(4)
 
 
 class VectorTensors(NamedTuple):
@@ -31,13 +32,16 @@ class ColumnVectors(TracedRecord):
 
     Attributes:
         tensors: in global memory.
-        staged: (n, 3) float32 in shared memory: scale (times alpha), bias, smooth.
+        staged: (n, 3 or 4) float32 in shared memory: scale (times alpha), bias, smooth, and what
+            `invert` makes of smooth.
         num_columns: N.
+        invert: function of a factor of smooth; None without smooth.
     """
 
     tensors: VectorTensors
     staged: Any
     num_columns: Int32
+    invert: Any = None
 
     @cute.jit
     def stage(self, first: Int32, thread: Int32, threads: cutlass.Constexpr) -> None:
@@ -57,6 +61,8 @@ class ColumnVectors(TracedRecord):
                         if inside:
                             value = vector[first + column]
                         self.staged[column, index] = value
+                        if cutlass.const_expr(index == SMOOTH):
+                            self.staged[column, RECIPROCAL] = self.invert(value)
                 if cutlass.const_expr(self.tensors.alpha is not None):
                     scale = self.tensors.alpha[0]
                     if cutlass.const_expr(self.tensors.scale is not None):

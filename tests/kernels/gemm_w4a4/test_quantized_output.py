@@ -1,12 +1,15 @@
 """The epilogue's second output: y as 4-bit codes and block scales, bit by bit the reference's."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from halfbyte.checks.cubin import read_cubin
+from halfbyte.checks.sass import disassemble
 from halfbyte.errors import FormatError
 from halfbyte.kernels.gemm_w4a4.config import (
     EpilogueConfig,
@@ -17,6 +20,7 @@ from halfbyte.kernels.gemm_w4a4.config import (
     plan_storage,
 )
 from halfbyte.kernels.gemm_w4a4.source import list_arguments, make_source
+from tests.checks.compiled_gemm import compile_parts
 from tests.kernels.conftest import CompileSource
 from tests.kernels.gemm_w4a4.operands import GemmOperands, GemmShape, make_operands
 from tests.kernels.gemm_w4a4.quantized_runs import (
@@ -197,9 +201,33 @@ def test_bfloat16_of_any_size(b200: Any, compile_source: CompileSource, size: fl
     run_and_check(b200, compile_source, operands)
 
 
+def count_instructions(gpu: Any, compile_source: CompileSource, operands: GemmOperands) -> int:
+    run_and_check(gpu, compile_source, operands)
+    return int(gpu.log.records[-1].instructions)
+
+
+def test_only_absurd_blocks_are_divided_twice(b200: Any, compile_source: CompileSource) -> None:
+    operands = make_case(QUANTIZING, 130, 72)
+    usual = count_instructions(b200, compile_source, operands)
+    operands.tensors["next_smooth"][7] = 2.0**40
+    absurd = count_instructions(b200, compile_source, operands)
+    # Five warps have rows; each divides 64 columns twice again, one instruction a division.
+    assert absurd - usual > 5 * 64 * 2
+
+
+def test_nothing_is_spilled(b200: Any, tmp_path: Path) -> None:
+    config = replace(QUANTIZING, epilogue=replace(QUANTIZING.epilogue, activation="gelu"))
+    _, _, image = compile_parts(config, tmp_path)
+    (kernel,) = read_cubin(image)
+    assert kernel.frame_bytes == 0
+    families = {one.family for one in disassemble(image)[0].instructions}
+    assert not families & {"LDL", "STL"}
+
+
 def test_staging_is_planned_for_what_is_written() -> None:
     assert plan_storage(QUANTIZING).num_output_slots == 2
     assert plan_storage(QUANTIZING).output_slot_bytes == 32 * 64 * 2
+    assert plan_storage(QUANTIZING).vector_bytes == 4 * 256 * 4  # smooth and its reciprocals too
     alone = replace(QUANTIZING, epilogue=replace(QUANTIZING.epilogue, output="nvfp4"))
     assert plan_storage(alone).output_bytes == 0
 

@@ -76,7 +76,9 @@ def allocate_buffers(layouts: TileLayouts) -> SharedBuffers:
     vectors = None
     if storage.vector_bytes:
         vectors = memory.allocate_tensor(
-            Float32, cute.make_layout((config.tile.n, 3)), byte_alignment=16
+            Float32,
+            cute.make_layout((config.tile.n, config.epilogue.num_vectors)),
+            byte_alignment=16,
         )
     return SharedBuffers(
         barriers, tmem_address, clc, a, b, sfa, sfb, lora_a, lora_b, vectors, output, partial_sums

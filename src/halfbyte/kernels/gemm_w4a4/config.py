@@ -108,6 +108,13 @@ class EpilogueConfig:
         return self.has_column_scale or self.has_alpha or self.has_bias or self.has_next_smooth
 
     @property
+    def num_vectors(self) -> int:
+        """Staged vectors: scale, bias, smooth, and smooth's reciprocals."""
+        if not self.has_vectors:
+            return 0
+        return 4 if self.has_next_smooth else 3
+
+    @property
     def has_dense_output(self) -> bool:
         """Whether y is written."""
         return self.output in ("dense", "both")
@@ -256,7 +263,7 @@ def plan_storage(config: GemmConfig) -> StorageConfig:
     has_own_ring = config.low_rank is not None and config.low_rank.placement == "own_ring"
     own_ring = OWN_RING_STAGES * sum(size for _, size in low_rank) if has_own_ring else 0
     capacity = config.gpu.shared_bytes_per_cta
-    vectors = 3 * 4 * config.tile.n if config.epilogue.has_vectors and not config.tile.swap else 0
+    vectors = 0 if config.tile.swap else 4 * config.tile.n * config.epilogue.num_vectors
     exchange = _exchange_bytes(config.tile)
     fixed = BARRIER_BYTES + vectors + exchange + own_ring
     slot_bytes, num_slots = _choose_output_slots(config, capacity - fixed, slot)

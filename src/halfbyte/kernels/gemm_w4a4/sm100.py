@@ -48,7 +48,11 @@ from halfbyte.kernels.gemm_w4a4.config import (
     check_legal,
 )
 from halfbyte.kernels.gemm_w4a4.layouts import TileLayouts, partition_loads
-from halfbyte.kernels.gemm_w4a4.quantized_store import QuantizedTensors, make_quantized_store
+from halfbyte.kernels.gemm_w4a4.quantized_store import (
+    QuantizedTensors,
+    invert_smooth,
+    make_quantized_store,
+)
 from halfbyte.kernels.gemm_w4a4.sm100_few_tokens import FewTokensEpilogue
 from halfbyte.kernels.gemm_w4a4.work import (
     EPILOGUE_THREADS,
@@ -483,7 +487,7 @@ class GemmProgram:
                     config, work, accumulators, vectors, output, cluster_sum
                 ).epilogue_role()
         elif warp < EPILOGUE_WARPS:
-            column_vectors = ColumnVectors(vectors, buffers.vectors, num_columns)
+            column_vectors = ColumnVectors(vectors, buffers.vectors, num_columns, invert_smooth)
             stores: list[Any] = []
             if cutlass.const_expr(output is not None):
                 stores.append(
