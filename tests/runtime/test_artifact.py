@@ -1,5 +1,6 @@
 """Artifacts: built once, loaded without the compiler, refused with both versions named."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -8,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from halfbyte.device.kernel_source import KernelSource
 from halfbyte.errors import CheckpointError, HalfbyteError, MissingDependencyError, UsageError
+from halfbyte.runtime import artifact
 from halfbyte.runtime import compile_kernel as compile_module
 from halfbyte.runtime.artifact import (
     INDEX,
@@ -18,8 +21,8 @@ from halfbyte.runtime.artifact import (
     use_artifacts,
 )
 from halfbyte.runtime.compile_kernel import find_entry
-from halfbyte.runtime.kernel_entry import MANIFEST
-from halfbyte.runtime.kernel_key import FORMAT_VERSION, make_source_key
+from halfbyte.runtime.kernel_entry import MANIFEST, KernelEntry
+from halfbyte.runtime.kernel_key import FORMAT_VERSION, make_source_key, read_toolchain
 from halfbyte.version import __version__
 from tests.runtime.scaled_sum import ScaledSumConfig, make_source
 from tests.runtime.test_compile_kernel import BLOCK_COMPILER
@@ -75,6 +78,29 @@ def test_more_kernels_are_added_to_a_folder(artifacts: Path) -> None:
     added = build_artifacts([make_source(ScaledSumConfig(8.0))], artifacts)
     assert known < set(added.entries)
     assert len(json.loads((artifacts / INDEX).read_text())["kernels"]) == 3
+
+
+def test_a_build_goes_on_where_it_was_ended(
+    artifacts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (artifacts / INDEX).unlink()  # it is written last
+    first, second = (artifacts / make_source_key(source) for source in SOURCES)
+    (second / "kernel.cubin").write_bytes(b"cut")
+    built: list[Path] = []
+    build = artifact.build_entry
+
+    def watch(source: KernelSource, key: str, folder: Path) -> KernelEntry:
+        built.append(folder)
+        return build(source, key, folder)
+
+    monkeypatch.setattr(artifact, "build_entry", watch)
+    build_artifacts(SOURCES, artifacts)
+    assert built == [second]
+    assert set(read_artifacts(artifacts).entries) == {first.name, second.name}
+    tools = dataclasses.replace(read_toolchain() or pytest.fail("no tools"), tvm_ffi="0.0.7")
+    monkeypatch.setattr(artifact, "read_toolchain", lambda: tools)
+    build_artifacts(SOURCES[:1], artifacts)
+    assert built == [second, first]
 
 
 @pytest.mark.usefixtures("built_stand_in")
@@ -169,8 +195,6 @@ def test_a_place_for_other_things_is_refused(tmp_path: Path, place: str) -> None
 
 
 def test_kernels_before_one_that_fails_are_kept(cache: Path, tmp_path: Path) -> None:
-    import dataclasses
-
     broken = dataclasses.replace(make_source(ScaledSumConfig(3.0)), make=lambda: 1 / 0)
     with pytest.raises(HalfbyteError, match=r"scale=3\.0"):
         build_artifacts([SOURCES[0], broken], tmp_path / "out")

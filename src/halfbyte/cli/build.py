@@ -37,7 +37,7 @@ def build(
         typer.Option(metavar="TARGETS", help="GPU targets, separated by commas."),
     ] = "sm_100a,sm_103a,sm_90a,sm_120a",
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder of the artifacts; others in it are kept.")
+        Path, typer.Option(metavar="DIR", help="Folder of the artifacts; what it holds is kept.")
     ] = Path("halfbyte-artifacts"),
     kernel: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only the kernel of this name.")

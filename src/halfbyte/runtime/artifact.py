@@ -21,7 +21,7 @@ from halfbyte.runtime.kernel_entry import (
     read_entry,
     remove_abandoned,
 )
-from halfbyte.runtime.kernel_key import FORMAT_VERSION, make_source_key
+from halfbyte.runtime.kernel_key import FORMAT_VERSION, make_source_key, read_toolchain
 from halfbyte.version import __version__
 
 FOLDERS_VARIABLE = "HALFBYTE_ARTIFACTS"
@@ -52,6 +52,9 @@ def build_artifacts(
 ) -> Artifacts:
     """Compile sources into `folder`, beside what it holds already; return all it holds then.
 
+    A kernel that is there, whole and made by the tools of today, is not compiled again: a build
+    that was ended goes on where it was.
+
     Args:
         sources: what to compile; targets may differ.
         folder: made where it is missing.
@@ -74,7 +77,7 @@ def build_artifacts(
         try:
             for source in sources:
                 key = make_source_key(source)
-                entry = build_entry(source, key, folder / key)
+                entry = _find_current(folder / key) or build_entry(source, key, folder / key)
                 if report is not None:
                     report(source, entry)
         finally:  # what was built before an error is there to be used
@@ -83,6 +86,19 @@ def build_artifacts(
     except OSError as error:
         raise UsageError(f"the artifacts cannot be written to {folder}: {error}") from None
     return artifacts
+
+
+def _find_current(folder: Path) -> KernelEntry | None:
+    """Return the entry in `folder` if building it would give the same; else None."""
+    try:
+        entry = read_entry(folder)
+        if entry is None or entry.facts.toolchain != read_toolchain():
+            return None
+        for name in entry.digests:
+            entry.read_part(name)
+    except CheckpointError:
+        return None
+    return entry
 
 
 def _write_index(artifacts: Artifacts) -> None:
