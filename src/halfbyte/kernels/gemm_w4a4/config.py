@@ -9,7 +9,7 @@ memory).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from halfbyte.arch.gpus import GPUS, Gpu
@@ -576,8 +576,3 @@ def _count_blocks(request: GemmRequest) -> int:
 
 def _count_chunks(request: GemmRequest, config: GemmConfig) -> int:
     return 0 if config.low_rank is None else -(-request.rank // config.low_rank.chunk)
-
-
-def with_tile(config: GemmConfig, tile: TileConfig) -> GemmConfig:
-    """Return `config` with another tile."""
-    return replace(config, tile=tile)
