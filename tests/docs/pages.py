@@ -16,6 +16,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def list_programs(page: Path, language: str) -> list[Program]:
     """Return the programs of a page: "python" blocks, or commands of its "sh" blocks."""
     blocks = list_blocks(page)
     programs = []
-    for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+    for block, following in zip_longest(blocks, blocks[1:]):
         if block.language != language:
             continue
         is_text = following is not None and following.language == "text"
