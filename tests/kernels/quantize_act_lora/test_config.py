@@ -14,6 +14,7 @@ from halfbyte.kernels.quantize_act_lora.config import (
     check_legal,
     choose_config,
     count_amax_ctas,
+    estimate_cycles,
     padded_k,
     padded_rank,
 )
@@ -37,11 +38,19 @@ def test_every_request_has_a_legal_configuration(target: str) -> None:
 
 
 def test_large_inputs_take_tall_tiles_and_fill_the_gpu() -> None:
-    config = choose_config(make_request(4352, 3840, 128))
+    request = make_request(4352, 3840, 128)
+    config = choose_config(request)
     assert (config.rows, config.rank_tile) == (128, 128)
-    assert 4352 // 128 * config.cluster_k >= 148
-    small = choose_config(make_request(1, 3840, 128))
-    assert (small.rows, small.cluster_k) == (16, 8)
+    assert 120 <= 4352 // 128 * config.cluster_k <= 148
+    # Without the split of K only 34 SMs would work, of which each would take 4 times as long.
+    whole = dataclasses.replace(config, cluster_k=1)
+    assert estimate_cycles(request, whole) > 2 * estimate_cycles(request, config)
+
+
+def test_few_rows_split_k_over_the_largest_cluster() -> None:
+    config = choose_config(make_request(1, 3840, 128))
+    assert (config.rows, config.cluster_k) == (16, 8)
+    assert choose_config(make_request(1, 3840, 128, "sm_120a")).cluster_k == 1
 
 
 @pytest.mark.parametrize(

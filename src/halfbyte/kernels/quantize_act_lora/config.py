@@ -5,6 +5,8 @@ memory once, quantizes it from there and multiplies it by `rank_tile` rows of lo
 of `cluster_k` CTAs shares the rows and splits K; their partial sums meet in rank order.
 """
 
+import dataclasses
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -30,7 +32,15 @@ MAX_ACCUMULATORS = 64  # float32 registers of one thread; the rest of 255 quanti
 _WARPS = {16: 4, 32: 4, 64: 8, 128: 8}
 _RANK_WARPS = {16: 4, 32: 4, 64: 4, 128: 2}  # wanted warps side by side along the rank
 _NO_CLUSTER = ("sm_120a",)  # consumer Blackwell: a cluster is one CTA
-_FEW_ACCUMULATORS = 16  # of a thread; up to here it needs at most 128 registers, seen in the cubins
+_MAX_REGISTERS = 255  # of a thread
+# The cost rule's figures. Instructions an element: counted in the main loop's SASS, E2M1, rounded.
+_INSTRUCTIONS = 16
+_INSTRUCTIONS_WITHOUT_CONVERSION = 24
+_E2M1_TARGETS = ("sm_100a", "sm_103a", "sm_120a")
+_LANES = 128  # instructions that an SM starts a clock
+_SM_BYTES_PER_CLOCK = 64  # what one SM takes in
+_L2_BYTES_PER_CLOCK = 40  # its share where all SMs read L2
+_CLUSTER_CYCLES = 1000  # two cluster barriers and the loads between them
 _MAX_AMAX_CTAS = 1024
 _ELEMENTS_PER_AMAX_CTA = 8192
 
@@ -215,56 +225,65 @@ def find_target(target: str) -> Gpu:
 
 
 def choose_config(request: QuantizeRequest) -> QuantizeConfig:
-    """Return a legal configuration for the request.
-
-    The rule, modelled and not measured: as many rows as M fills, since lora_down is read once per
-    row tile; K split over a cluster until every SM has a CTA; two CTAs an SM where their registers
-    fit, and up to four stages each.
-    """
+    """Return the legal configuration that `estimate_cycles` likes best, then small clusters of many rows."""
     gpu = find_target(request.target)
     rank_tile = _choose_rank_tile(request.rank)
-    rows = _choose_rows(request, rank_tile)
-    config = QuantizeConfig(
-        mode=request.mode,
-        dtype=request.dtype,
-        lora_dtype=request.lora_dtype,
-        target=request.target,
-        has_smooth=request.has_smooth,
-        x_is_aligned=request.x_is_aligned,
-        use_pdl=request.use_pdl,
-        rows=rows,
-        rank_tile=rank_tile,
-        stages=2,
+    candidates = []
+    for rows, cluster_k in itertools.product(ROWS, CLUSTERS):
+        config = QuantizeConfig(
+            mode=request.mode,
+            dtype=request.dtype,
+            lora_dtype=request.lora_dtype,
+            target=request.target,
+            has_smooth=request.has_smooth,
+            x_is_aligned=request.x_is_aligned,
+            use_pdl=request.use_pdl,
+            rows=rows,
+            rank_tile=rank_tile,
+            stages=2,
+            cluster_k=cluster_k,
+        )
+        config = dataclasses.replace(config, stages=_choose_stages(config, gpu))
+        if not any(_find_reasons(config, gpu)):
+            candidates.append(config)
+    if not candidates:
+        raise UsageError(f"quantize_act_lora has no legal configuration for {request!r}")
+    return min(
+        candidates, key=lambda one: (estimate_cycles(request, one), one.cluster_k, -one.rows)
     )
-    cluster_k = _choose_cluster(request, config, gpu)
-    stages = _choose_stages(config, gpu)
-    chosen = QuantizeConfig(**{**vars(config), "cluster_k": cluster_k, "stages": stages})
-    check_legal(chosen)
-    return chosen
+
+
+def estimate_cycles(request: QuantizeRequest, config: QuantizeConfig) -> float:
+    """Return the modelled SM clocks of a call; a rule to rank configurations, not a measurement.
+
+    The slowest of arithmetic, what one SM takes in, and what all take from L2 (lora_down is read
+    once per row tile), plus what a cluster needs to add up its partial sums.
+    """
+    gpu = find_target(config.target)
+    columns = -(-request.k // (K_TILE * config.cluster_k)) * K_TILE
+    num_ctas = -(-request.m // config.rows) * config.cluster_k
+    waves = -(-num_ctas // gpu.num_sms)
+    has_conversion = config.target in _E2M1_TARGETS
+    instructions = _INSTRUCTIONS if has_conversion else _INSTRUCTIONS_WITHOUT_CONVERSION
+    arithmetic = waves * config.rows * columns * instructions / _LANES
+    loaded = 2.0 * columns * (config.rows + config.rank_tile)
+    one_sm = waves * loaded / _SM_BYTES_PER_CLOCK
+    all_sms = num_ctas * loaded / (gpu.num_sms * _L2_BYTES_PER_CLOCK)
+    sums = 0.0
+    if config.cluster_k > 1:
+        partial_bytes = 4 * config.rows * config.rank_tile
+        sums = waves * (_CLUSTER_CYCLES + 2 * partial_bytes / _SM_BYTES_PER_CLOCK)
+    return max(arithmetic, one_sm, all_sms) + sums
 
 
 def _choose_rank_tile(rank: int) -> int:
     return next((tile for tile in RANK_TILES if tile >= rank), RANK_TILES[-1])
 
 
-def _choose_rows(request: QuantizeRequest, rank_tile: int) -> int:
-    largest = 64 if rank_tile == RANK_TILES[-1] else ROWS[-1]
-    return next((rows for rows in ROWS if rows >= min(request.m, largest)), largest)
-
-
-def _choose_cluster(request: QuantizeRequest, config: QuantizeConfig, gpu: Gpu) -> int:
-    if config.rank_tile == 0 or config.target in _NO_CLUSTER:
-        return 1
-    num_ctas = -(-request.m // config.rows) * max(1, -(-request.rank // config.rank_tile))
-    num_tiles = -(-request.k // K_TILE)
-    for cluster in CLUSTERS:
-        if num_ctas * cluster >= gpu.num_sms or 2 * cluster * 2 > num_tiles:
-            return cluster
-    return CLUSTERS[-1]
-
-
 def _choose_stages(config: QuantizeConfig, gpu: Gpu) -> int:
-    ctas_per_sm = 2 if config.accumulators <= _FEW_ACCUMULATORS else 1
+    # Two CTAs an SM where the registers of both fit, however many they take.
+    fits_twice = 2 * config.threads * _MAX_REGISTERS <= gpu.registers_per_sm
+    ctas_per_sm = 2 if fits_twice else 1
     share = gpu.shared_bytes_per_sm // ctas_per_sm - gpu.reserved_shared_bytes
     return min(MAX_STAGES // 2, max(2, share // config.stage_bytes))
 

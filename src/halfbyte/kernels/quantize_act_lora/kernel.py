@@ -102,6 +102,7 @@ class QuantizeActLora:
             block=(config.threads, 1, 1),
             cluster=(config.cluster_k, 1, 1),
             smem=config.shared_bytes,
+            min_blocks_per_mp=1,  # spill nothing for the sake of more CTAs an SM
             stream=stream,
             use_pdl=config.use_pdl,
         )
