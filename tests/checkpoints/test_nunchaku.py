@@ -72,7 +72,7 @@ def test_layer_has_the_packer_s_own_output(tmp_path, precision):
 @pytest.mark.parametrize("pair", [("nvfp4", "nvfp4_nunchaku"), ("int4", "int4")])
 def test_records_survive_encode_and_decode(pair):
     linear = make_linear(LinearShape(128, 256, 16, parts=pair[0] == "nvfp4"), pair)
-    facts = {"keys": "new", "precision": pair[0], "activation": pair[1]}
+    facts = {"keys": "proj", "precision": pair[0], "activation": pair[1]}
     assert_survives(Nunchaku(), linear, facts)
 
 

@@ -46,22 +46,22 @@ from halfbyte.formats.safetensors_header import quoted
 
 _FLOATS: Final = ("F16", "BF16", "F32")
 # Our word for a part -> its key in files of today, and in older ones.
-NEW_KEYS: Final = {
+PROJ_KEYS: Final = {
     "lora_down": "proj_down",
     "lora_up": "proj_up",
     "smooth": "smooth_factor",
     "smooth_orig": "smooth_factor_orig",
 }
-OLD_KEYS: Final = {name: name for name in NEW_KEYS}
-KEYS_BY_AGE: Final = {"new": NEW_KEYS, "old": OLD_KEYS}
+LORA_KEYS: Final = {name: name for name in PROJ_KEYS}
+KEYS_BY_NAME: Final = {"proj": PROJ_KEYS, "lora": LORA_KEYS}
 UNSIGNED_LAYERS: Final = re.compile(r"(^|\.)(mlp_(context_)?fc2|ff(_context)?\.net\.2)$")
 _PRECISION_WORDS: Final = {"int4": "int4", "fp4_e2m1_all": "nvfp4"}
-_AGE, _PRECISION, _ACTIVATION = "keys", "precision", "activation"
+_NAMES, _PRECISION, _ACTIVATION = "keys", "precision", "activation"
 
 
-def make_key_set(age: str, precision: str) -> KeySet:
-    """Return the keys of a layer in files of an age ("new" or "old") and a precision."""
-    keys = KEYS_BY_AGE[age]
+def make_key_set(names: str, precision: str) -> KeySet:
+    """Return the keys of a layer in files of one generation of names ("proj" or "lora") and a precision."""
+    keys = KEYS_BY_NAME[names]
     scale = {"nvfp4": ("F8_E4M3",), "int4": ("F16", "BF16")}[precision]
     optional = dict.fromkeys([*keys.values(), "bias"], _FLOATS)
     if precision == "nvfp4":
@@ -85,12 +85,12 @@ class Nunchaku(Family):
     def claim(self, source: TensorSource) -> Claim:
         """Claim layers with qweight and wscales in fragment order, of one generation of names."""
         found: dict[str, LayerPlan] = {}
-        for age in KEYS_BY_AGE:
+        for names in KEYS_BY_NAME:
             for precision in ("nvfp4", "int4"):
-                for layer, plan in find_layers(source, make_key_set(age, precision)).items():
+                for layer, plan in find_layers(source, make_key_set(names, precision)).items():
                     if layer in found and not _is_better(plan, found[layer]):
                         continue
-                    found[layer] = _add_facts(plan, age, precision)
+                    found[layer] = _add_facts(plan, names, precision)
         if not found:
             return NO_CLAIM
         stated = read_precision(source)
@@ -106,7 +106,7 @@ class Nunchaku(Family):
 
     def decode(self, parts: Parts, facts: Facts) -> QuantizedLinear:
         """Return the record, all fragments put into plain order."""
-        keys, precision = KEYS_BY_AGE[facts[_AGE]], facts[_PRECISION]
+        keys, precision = KEYS_BY_NAME[facts[_NAMES]], facts[_PRECISION]
         codes = fragments.unpack_codes(_matrix(parts, "qweight"))
         unpack = (
             fragments.unpack_byte_scales if precision == "nvfp4" else fragments.unpack_float_scales
@@ -164,7 +164,7 @@ class Nunchaku(Family):
 
     def encode(self, linear: QuantizedLinear, facts: Facts) -> Parts:
         """Return the tensors in fragment order, under today's key names unless `facts` say else."""
-        keys = KEYS_BY_AGE[facts.get(_AGE, "new")]
+        keys = KEYS_BY_NAME[facts.get(_NAMES, "proj")]
         weight = linear.weight
         parts = {"qweight": fragments.pack_codes(weight.data)}
         if weight.format.name == "nvfp4":
@@ -239,11 +239,11 @@ def read_precision_of(metadata: Mapping[str, str]) -> str | None:
     return _PRECISION_WORDS[word]
 
 
-def _add_facts(plan: LayerPlan, age: str, precision: str) -> LayerPlan:
+def _add_facts(plan: LayerPlan, names: str, precision: str) -> LayerPlan:
     activation = "nvfp4_nunchaku"
     if precision == "int4":
         activation = "uint4_shifted" if UNSIGNED_LAYERS.search(plan.name) else "int4"
-    facts = {_AGE: age, _PRECISION: precision, _ACTIVATION: activation}
+    facts = {_NAMES: names, _PRECISION: precision, _ACTIVATION: activation}
     return LayerPlan(plan.name, plan.tensors, facts)
 
 
