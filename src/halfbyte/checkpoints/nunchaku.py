@@ -45,7 +45,7 @@ from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.formats.safetensors_header import quoted
 
 _FLOATS: Final = ("F16", "BF16", "F32")
-# Our word for a part -> its key in files of today, and in older ones.
+# Our word for a part -> its key in files of today ("proj"); older ones ("lora") use our words.
 PROJ_KEYS: Final = {
     "lora_down": "proj_down",
     "lora_up": "proj_up",
@@ -60,7 +60,7 @@ _NAMES, _PRECISION, _ACTIVATION = "keys", "precision", "activation"
 
 
 def make_key_set(names: str, precision: str) -> KeySet:
-    """Return the keys of a layer in files of one generation of names ("proj" or "lora") and a precision."""
+    """Return the keys of a layer by generation of names ("proj" or "lora") and precision."""
     keys = KEYS_BY_NAME[names]
     scale = {"nvfp4": ("F8_E4M3",), "int4": ("F16", "BF16")}[precision]
     optional = dict.fromkeys([*keys.values(), "bias"], _FLOATS)
