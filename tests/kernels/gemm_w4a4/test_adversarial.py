@@ -7,14 +7,11 @@ changes bits.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
-import halfbyte.virtual
-from halfbyte.arch import find_gpu
 from halfbyte.kernels.gemm_w4a4.config import (
     LARGE_TILES,
     EpilogueConfig,
@@ -22,13 +19,12 @@ from halfbyte.kernels.gemm_w4a4.config import (
     LowRankConfig,
     TileConfig,
 )
-from halfbyte.virtual.device import Device, LaunchOptions
-from tests.kernels.gemm_w4a4.gemm_runs import Launch, check_gemm, compile_gemm, run_gemm
-from tests.kernels.gemm_w4a4.operands import GemmOperands, GemmShape, make_operands
+from tests.kernels.gemm_w4a4.contest import RANK, Contest, open_small_gpu, start_contest
+from tests.kernels.gemm_w4a4.gemm_runs import run_gemm
+from tests.kernels.gemm_w4a4.operands import GemmShape, make_operands
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NUM_SMS = 2
-RANK = 64
 LARGEST = GemmConfig(
     "sm_100a",
     "nvfp4",
@@ -44,32 +40,8 @@ PLACEMENTS = ("tail", "spread", "own_ring")
 @pytest.fixture(scope="module")
 def small_gpu() -> Iterator[Any]:
     """Return the session of a B200 with two SMs."""
-    device = Device(replace(find_gpu("b200"), num_sms=NUM_SMS))
-    with halfbyte.virtual.cuda(device=device) as gpu:
+    with open_small_gpu(NUM_SMS) as gpu:
         yield gpu
-
-
-@dataclass(frozen=True)
-class Contest:
-    """A compiled GEMM with operands and the bits of a run without any obstacle."""
-
-    gpu: Any
-    launch: Launch
-    operands: GemmOperands
-    bits: torch.Tensor
-
-    def check_seed(self, seed: int) -> None:
-        """Assert the same bits under one seed, with the warps' turns as they are and reversed."""
-        for reverse_warps in (False, True):
-            options = LaunchOptions(
-                adversarial_try_wait=True, latency_seed=seed, reverse_warps=reverse_warps
-            )
-            self.gpu.runtime.options = options
-            try:
-                y = run_gemm(self.gpu, self.launch, self.operands)
-            finally:
-                self.gpu.runtime.options = None
-            assert torch.equal(y.view(torch.int16), self.bits), f"other bits under {options}"
 
 
 def make_shape(tile: TileConfig, tiles_per_cta: int) -> GemmShape:
@@ -80,27 +52,22 @@ def make_shape(tile: TileConfig, tiles_per_cta: int) -> GemmShape:
     return GemmShape(rows * tile.m - 45, columns * tile.n - 101, 520, max_clusters=clusters)
 
 
-def start_contest(gpu: Any, config: GemmConfig, tiles_per_cta: int) -> Contest:
-    """Run integers without any obstacle, and check them."""
-    launch = compile_gemm(config)
-    shape = make_shape(config.tile, tiles_per_cta)
-    operands = make_operands(config, shape, RANK, is_integer=True)
-    check_gemm(gpu, launch, operands, is_integer=True)
-    bits = run_gemm(gpu, launch, operands).view(torch.int16)
-    return Contest(gpu, launch, operands, bits)
+def start_tiles(gpu: Any, config: GemmConfig, tiles_per_cta: int) -> Contest:
+    """Start a contest in which each cluster has that many tiles."""
+    return start_contest(gpu, config, make_shape(config.tile, tiles_per_cta))
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize("tile", LARGE_TILES, ids=str)
 def test_twenty_tiles_per_cta(small_gpu: Any, tile: TileConfig, scheduler: Any) -> None:
-    contest = start_contest(small_gpu, replace(LARGEST, tile=tile, scheduler=scheduler), 20)
+    contest = start_tiles(small_gpu, replace(LARGEST, tile=tile, scheduler=scheduler), 20)
     for seed in (1, 2):
         contest.check_seed(seed)
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_hundred_tiles_per_cta(small_gpu: Any, scheduler: Any) -> None:
-    contest = start_contest(small_gpu, replace(LARGEST, scheduler=scheduler), 100)
+    contest = start_tiles(small_gpu, replace(LARGEST, scheduler=scheduler), 100)
     for seed in (1, 2):
         contest.check_seed(seed)
 
@@ -110,7 +77,7 @@ def test_running_clusters_take_over_the_tiles_of_waiting_ones(
     small_gpu: Any, tile: TileConfig
 ) -> None:
     """A cluster that starts for each tile would run the prologue for each: more instructions."""
-    contest = start_contest(small_gpu, replace(LARGEST, tile=tile, scheduler="clc"), 20)
+    contest = start_tiles(small_gpu, replace(LARGEST, tile=tile, scheduler="clc"), 20)
     one_tile = GemmShape(tile.m, tile.n, contest.operands.shape.k)
     operands = make_operands(contest.operands.config, one_tile, RANK)
     run_gemm(small_gpu, contest.launch, operands)
@@ -129,6 +96,6 @@ def test_twenty_seeds(
 ) -> None:
     low_rank = LowRankConfig("float16", placement=placement)
     config = replace(LARGEST, tile=tile, scheduler=scheduler, low_rank=low_rank)
-    contest = start_contest(small_gpu, config, tiles_per_cta)
+    contest = start_tiles(small_gpu, config, tiles_per_cta)
     for seed in range(1, 21):
         contest.check_seed(seed)

@@ -12,6 +12,8 @@ from tools.make_tile_table import FEW_TOKENS, LARGEST, PAGE, TILES, compile_tile
 
 from halfbyte.checks.accumulator_fences import check_accumulator_fences
 from halfbyte.checks.finding import require_clean
+from halfbyte.checks.kernel_text import read_kernel
+from halfbyte.checks.sass import disassemble
 from halfbyte.checks.sass_facts import SassExpectation, check_sass_facts
 from halfbyte.checks.scaled_mma_facts import ScaledMmaExpectation, check_scaled_mma_facts
 from halfbyte.kernels.gemm_w4a4.config import (
@@ -24,7 +26,9 @@ from halfbyte.kernels.gemm_w4a4.config import (
     TileConfig,
     plan_storage,
 )
-from tests.checks.compiled_gemm import compile_gemm
+from tests.checks.compiled_gemm import compile_parts
+from tests.kernels.gemm_w4a4.gemm_runs import run_gemm
+from tests.kernels.gemm_w4a4.operands import GemmShape, make_operands
 
 MMA_K = 64  # codes of one scaled MMA (PTX ISA, tcgen05.mma kinds)
 VARIANTS = {
@@ -80,10 +84,13 @@ def test_the_low_rank_branch_costs_no_slot(tile: TileConfig, slots: int, target:
 
 @pytest.mark.parametrize("tile", FEW_TOKENS[::2], ids=str)
 def test_the_four_facts_of_tiles_for_few_tokens(b200: Any, tile: TileConfig, tmp_path: Any) -> None:
-    gemm = compile_gemm(b200, replace(LARGEST, tile=tile), tmp_path)
+    config = replace(LARGEST, tile=tile)
+    launch, ptx, image = compile_parts(config, tmp_path)
+    run_gemm(b200, launch, make_operands(config, GemmShape(tile.n, 264, 288), 64))
+    kernel, parameters = read_kernel(ptx), list(b200.log)[-1].request.parameters
     wanted = ScaledMmaExpectation("e4m3", "mxf4nvf4", 16, (tile.m, tile.n, MMA_K))
-    facts = check_scaled_mma_facts(gemm.kernel, wanted, gemm.request.parameters)
-    require_clean(facts, check_accumulator_fences(gemm.kernel, gemm.sass))
+    facts = check_scaled_mma_facts(kernel, wanted, parameters)
+    require_clean(facts, check_accumulator_fences(kernel, disassemble(image)[0]))
     assert facts.num_examined == BLOCK_K // MMA_K
 
 
