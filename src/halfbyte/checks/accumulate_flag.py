@@ -103,15 +103,47 @@ def _find_always_false(
     for product in products:
         if product.flag is not False or product.loop is None or not product.is_fixed:
             continue
-        if _hands_over_behind(kernel, product.loop):
-            yield CheckFinding(
-                f"{CHECK}/always-false",
-                Severity.ERROR,
-                kernel.describe(product.index),
-                "enable-input-d is the constant false in a loop over k-blocks: each pass forgets "
-                "the ones before, only the last k-block counts. A flag set in Python is frozen "
-                "when the kernel is traced; let it depend on the loop's counter",
-            )
+        if not _hands_over_behind(kernel, product.loop):
+            continue
+        handed_over = _hands_over_inside(kernel, product.loop)
+        if handed_over:
+            continue
+        message = (
+            "enable-input-d is the constant false in a loop over k-blocks: each pass forgets the "
+            "ones before, only the last k-block counts. A flag set in Python is frozen when the "
+            "kernel is traced; let it depend on the loop's counter"
+        )
+        if handed_over is None:
+            message += "; whether the loop hands its product over itself is not decided"
+        severity = Severity.UNDECIDED if handed_over is None else Severity.ERROR
+        place = kernel.describe(product.index)
+        yield CheckFinding(f"{CHECK}/always-false", severity, place, message)
+
+
+def _hands_over_inside(kernel: KernelText, loop: Loop) -> bool | None:
+    """Return whether a commit in a loop signals a barrier behind which tensor memory is read.
+
+    That is a loop over products (attention does it); a loop over k-blocks signals that slots are
+    free. None where a commit's barrier, or what waits for it, is not known.
+    """
+    values = find_first_pass(kernel)
+    readers: set[int] = set()
+    is_known = True
+    loads = [kernel.blocks[index] for index, _ in kernel.list_instructions("tcgen05.ld")]
+    for index, instruction in kernel.list_instructions("mbarrier.try_wait"):
+        barrier = values.read_shared_offset(index, instruction.operands[1])
+        if any(kernel.dominators.dominates(kernel.blocks[index], block) for block in loads):
+            if barrier is None:
+                is_known = False
+            else:
+                readers.add(barrier)
+    for index, instruction in kernel.list_instructions("tcgen05.commit"):
+        if kernel.blocks[index] in loop.blocks:
+            barrier = values.read_shared_offset(index, instruction.operands[0])
+            if barrier in readers:
+                return True
+            is_known = is_known and barrier is not None
+    return False if is_known else None
 
 
 def _hands_over_behind(kernel: KernelText, loop: Loop) -> bool:

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from halfbyte.checks.finding import CheckFinding, CheckReport, Evidence, Severity
 from halfbyte.checks.kernel_text import KernelText
 from halfbyte.checks.known_bits import KnownBits
+from halfbyte.checks.loops import order_blocks
 from halfbyte.checks.register_values import (
     SHARED_OFFSET_BITS,
     RegisterValues,
     find_first_pass,
     find_lasting,
+    find_reached_blocks,
 )
 from halfbyte.ptx.syntax import Address, Instruction, Operand
 from halfbyte.virtual.hang_report import HangReport
@@ -30,6 +32,7 @@ _WAITS = ("mbarrier.try_wait.parity", "mbarrier.test_wait.parity")
 _ARRIVALS = ("mbarrier.arrive", "tcgen05.commit", "cp.async.mbarrier.arrive")
 _FILLS = ("expect_tx",)  # in the opcode of what arms a barrier with bytes to come
 _READS = ("tcgen05.ld",)
+_MOST_WARPS = 32
 _MOST_UNKNOWN_BITS = 3  # of an address: a ring position behind a loop that may not run
 
 
@@ -74,10 +77,11 @@ def check_barrier_start(kernel: KernelText) -> CheckReport:
     """Return rings whose producer or consumer starts with the wrong parity."""
     values = find_first_pass(kernel)
     waits, num_unknown = list_first_waits(values)
-    arrivals = list_arrivals(values, find_lasting(kernel))
+    lasting = find_lasting(kernel)
+    arrivals = list_arrivals(values, lasting)
     findings = [
         *_find_stuck_producers(kernel, waits, arrivals),
-        *_find_early(kernel, waits, arrivals),
+        *_find_early(lasting, waits, arrivals),
     ]
     if num_unknown:
         message = (
@@ -305,9 +309,10 @@ def _fills_slot(kernel: KernelText, wait: FirstWait) -> bool:
 
 
 def _find_early(
-    kernel: KernelText, waits: Sequence[FirstWait], arrivals: Sequence[Arrival]
+    lasting: RegisterValues, waits: Sequence[FirstWait], arrivals: Sequence[Arrival]
 ) -> Iterator[CheckFinding]:
     """Yield consumers that start at parity 1: of bytes to come, and of an MMA's result."""
+    kernel = lasting.kernel
     instructions = kernel.flow.instructions
     filled = {
         barrier
@@ -321,13 +326,18 @@ def _find_early(
         for barrier in arrival.first
         if instructions[arrival.index].opcode.startswith("tcgen05.commit")
     }
+    rightly_started = {
+        wait.block for wait in waits if not wait.parity and committed.issuperset(wait.barriers)
+    }
     for wait in waits:
         if not wait.parity or len(wait.barriers) > 1:
+            continue
+        if _may_follow_another(kernel, wait, lasting):
             continue
         what = ""
         if wait.barriers[0] in filled:
             what = "the bytes of its first phase have come"
-        elif wait.barriers[0] in committed and _reads_result(kernel, wait):
+        elif wait.barriers[0] in committed and _reads_result(kernel, wait, rightly_started):
             what = "the first product is complete"
         if what:
             message = (
@@ -339,12 +349,61 @@ def _find_early(
             yield CheckFinding(f"{CHECK}/consumer-parity", Severity.ERROR, place, message)
 
 
-def _reads_result(kernel: KernelText, wait: FirstWait) -> bool:
+def _reads_result(kernel: KernelText, wait: FirstWait, rightly_started: set[int]) -> bool:
+    """Return whether tensor memory is read behind a wait and behind none that started rightly.
+
+    `rightly_started` are the blocks behind waits for parity 0 on what commits arrive at.
+    """
     return any(
         _comes_before(kernel, wait, index)
+        and not any(
+            kernel.dominators.dominates(block, kernel.blocks[index]) for block in rightly_started
+        )
         for prefix in _READS
         for index, _ in kernel.list_instructions(prefix)
     )
+
+
+def _may_follow_another(kernel: KernelText, wait: FirstWait, lasting: RegisterValues) -> bool:
+    """Return whether another wait ahead in the same role may have been on the same barrier.
+
+    Then this one need not be the first: a ring that was gone through in a loop before has other
+    parities.
+    """
+    ahead = _find_blocks_ahead(kernel, wait) & _find_role(kernel, wait)
+    (barrier,) = wait.barriers
+    for prefix in _WAITS:
+        for index, instruction in kernel.list_instructions(prefix):
+            known = lasting.read(index, instruction.operands[1]).resize(SHARED_OFFSET_BITS)
+            may_reach = barrier & known.mask == known.value
+            if index != wait.index and kernel.blocks[index] in ahead and may_reach:
+                return True
+    return False
+
+
+def _find_role(kernel: KernelText, wait: FirstWait) -> set[int]:
+    """Return the blocks of the warps that come to a wait; all where their number is not known."""
+    sizes = kernel.find_directive("reqntid") or kernel.find_directive("maxntid")
+    if not sizes or sizes[0] > 32 * _MOST_WARPS:
+        return set(range(kernel.flow.num_blocks))
+    roles = (find_reached_blocks(kernel, warp) for warp in range(-(-sizes[0] // 32)))
+    block = kernel.blocks[wait.index]
+    return {other for role in roles if block in role for other in role}
+
+
+def _find_blocks_ahead(kernel: KernelText, wait: FirstWait) -> set[int]:
+    flow = kernel.flow
+    position = {block: number for number, block in enumerate(order_blocks(flow))}
+    ahead: set[int] = set()
+    waiting = [kernel.blocks[wait.index]]
+    while waiting:
+        block = waiting.pop()
+        for previous in flow.predecessors[block]:
+            is_forward = position.get(previous, len(position)) < position.get(block, 0)
+            if previous not in ahead and is_forward:
+                ahead.add(previous)
+                waiting.append(previous)
+    return ahead
 
 
 def explain_hang(hang: HangReport) -> CheckReport:

@@ -10,6 +10,7 @@ from halfbyte.errors import PtxError, UsageError
 from halfbyte.ptx.control_flow import ControlFlow, make_control_flow
 from halfbyte.ptx.dominators import DominatorTree, find_dominators
 from halfbyte.ptx.inline_calls import inline_calls
+from halfbyte.ptx.liveness import find_liveness
 from halfbyte.ptx.parser import parse
 from halfbyte.ptx.register_effects import RegisterEffects, find_effects
 from halfbyte.ptx.scopes import FlatBody
@@ -55,9 +56,20 @@ class KernelText:
         return tuple(map(find_effects, self.flow.instructions))
 
     @cached_property
+    def live_in(self) -> tuple[frozenset[str], ...]:
+        """The registers that are read, from each block on, before they are written."""
+        effects = dict(zip(map(id, self.flow.instructions), self.effects, strict=True))
+        liveness = find_liveness(self.flow, lambda instruction: effects[id(instruction)])
+        return tuple(frozenset(liveness.list_names(registers)) for registers in liveness.live_in)
+
+    @cached_property
     def blocks(self) -> list[int]:
         """The block of each instruction."""
         return self.flow.list_blocks()
+
+    def find_directive(self, name: str) -> tuple[int, ...] | None:
+        """Return the integers of `.name` of the entry, None where it is absent."""
+        return self.module.find_kernel(self.name).find_directive(name)
 
     def list_instructions(self, prefix: str) -> Iterator[tuple[int, Instruction]]:
         """Yield (index, instruction) of each opcode that starts with `prefix`."""

@@ -48,7 +48,7 @@ class OperandBudget:
 
 @dataclass(frozen=True, slots=True)
 class BarrierBytes:
-    """Bytes that one `expect_tx` arms a barrier with, and those of the loads of the same loop."""
+    """Bytes that a loop arms a barrier with, and those of the loads in the same loop."""
 
     offset: int
     expected_bytes: int
@@ -208,14 +208,17 @@ def find_loop(kernel: KernelText, index: int) -> int:
 
 
 def _list_barriers(values: RegisterValues, loads: Sequence[TmaLoad]) -> Iterator[BarrierBytes]:
+    """Yield what arms a barrier in a loop, all `expect_tx` of the loop together, and its loads."""
     kernel = values.kernel
+    expected: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for index, instruction in kernel.list_instructions("mbarrier."):
         if "expect_tx" not in instruction.opcode:
             continue
         offset, count = _read_expectation(values, index, instruction)
-        if offset is None or count is None:
-            continue
-        loop = find_loop(kernel, index)
+        if offset is not None and count is not None:
+            key = (offset, find_loop(kernel, index))
+            expected.setdefault(key, []).append((index, count))
+    for (offset, loop), armed in expected.items():
         mine = [
             load
             for load in loads
@@ -224,7 +227,10 @@ def _list_barriers(values: RegisterValues, loads: Sequence[TmaLoad]) -> Iterator
         sizes = [_measure_arrival(values, load) for load in mine]
         known = [size for size in sizes if size is not None]
         loaded = sum(known) if known and len(known) == len(sizes) else None
-        yield BarrierBytes(offset, count, loaded, kernel.describe(index))
+        counts = [count for _, count in armed]
+        # Arms on exclusive branches expect the same bytes once.
+        count = counts[0] if loaded in counts else sum(counts)
+        yield BarrierBytes(offset, count, loaded, kernel.describe(armed[0][0]))
 
 
 def _read_expectation(

@@ -120,6 +120,19 @@ def _find_values(
     return _Evaluation(kernel, addresses, known, allocated).run(follows_loops)
 
 
+def find_reached_blocks(kernel: KernelText, warp: int) -> frozenset[int]:
+    """Return the blocks that a warp of a one-dimensional CTA comes to: its role.
+
+    Branches whose guard follows from the warp's number are decided, all others go both ways.
+    """
+    thread = KnownBits(32, 0xFFFFFFFF & ~31, 32 * warp)
+    addresses = {**kernel.layout.shared, **dict.fromkeys(_ZEROS | _RANKS, 0)}
+    evaluation = _Evaluation(kernel, addresses, {}, frozenset(), {"%tid.x": thread})
+    values = evaluation.run()
+    starts = zip(kernel.flow.starts, range(kernel.flow.num_blocks), strict=False)
+    return frozenset(block for start, block in starts if values.states[start] is not None)
+
+
 def _place_parameters(kernel: KernelText, parameters: Sequence[bytes] | None) -> Mapping[int, int]:
     """Return the known bytes of the parameter block by their offset."""
     if parameters is None:
@@ -140,12 +153,14 @@ class _Evaluation:
         addresses: Mapping[str, int],
         parameter_bytes: Mapping[int, int],
         tensor_address_offsets: frozenset[int],
+        given: Mapping[str, KnownBits] | None = None,
     ) -> None:
         self._kernel = kernel
         self._addresses = addresses
         self._parameter_bytes = parameter_bytes
         # Where in shared memory tcgen05.alloc leaves its address.
         self._tensor_address_offsets = tensor_address_offsets
+        self._given = dict(given or {})  # of special registers; decides branches, too
         self._widths = {
             name: 1 if kind == "pred" else int(kind.lstrip("busf").partition("x")[0] or 32)
             for name, kind in kernel.body.registers.items()
@@ -156,25 +171,45 @@ class _Evaluation:
         flow = self._kernel.flow
         order = order_blocks(flow)
         position = {block: number for number, block in enumerate(order)}
-        entering: dict[int, _State] = {0: {}}
+        entering: dict[int, _State] = {0: dict(self._given)}
         before: list[_State | None] = [None] * len(flow.instructions)
-        waiting = set(order)
+        waiting = {0}
         while waiting:
             block = min(waiting, key=position.__getitem__)
             waiting.remove(block)
-            state = dict(entering.get(block, {}))
+            state = dict(entering[block])
             for index in flow.block_range(block):
                 before[index] = self._step(index, state)
-            for target in flow.successors[block]:
+            for target in self._list_targets(block, state):
                 is_back = target == flow.exit or position[target] <= position[block]
                 if target == flow.exit or (is_back and not follows_loops):
                     continue
                 known = entering.get(target)
-                joined = state if known is None else _join_states(known, state)
-                if joined != known:
-                    entering[target] = dict(joined)
+                # What nobody reads from there on is left out: states of big kernels stay small.
+                kept = state.keys() & (self._kernel.live_in[target] | self._given.keys())
+                joined = {
+                    name: value
+                    for name in kept
+                    if (value := _join(known, name, state[name])) is not None
+                }
+                if known is None or joined != known:
+                    entering[target] = joined
                     waiting.add(target)
         return RegisterValues(self._kernel, tuple(before), self._addresses)
+
+    def _list_targets(self, block: int, state: _State) -> tuple[int, ...]:
+        """Return the blocks that may follow: with registers given, a decided branch has one."""
+        flow = self._kernel.flow
+        targets = flow.successors[block]
+        last = flow.instructions[flow.last_instruction(block)]
+        is_branch = last.opcode.partition(".")[0] == "bra" and last.guard is not None
+        if not self._given or not is_branch or last.guard is None or len(targets) != 2:
+            return targets
+        taken = _read(last.guard.register, 1, state, self._addresses).constant
+        if taken is None:
+            return targets
+        is_taken = bool(taken) != last.guard.negated
+        return targets[:1] if is_taken else targets[1:]
 
     def _step(self, index: int, state: _State) -> _State:
         """Change `state` as the instruction does; return what it read of it."""
@@ -245,15 +280,15 @@ class _Evaluation:
         return make_constant(0, 32) if is_tensor_address else None
 
 
-def _join_states(first: _State, second: _State) -> _State:
-    joined = {}
-    for name, value in first.items():
-        other = second.get(name)
-        if other is not None:
-            both = known_bits.join(value, other)
-            if both.mask:
-                joined[name] = both
-    return joined
+def _join(known: _State | None, name: str, value: KnownBits) -> KnownBits | None:
+    """Return what holds for a register on this edge and on those before; None for nothing."""
+    if known is None:
+        return value
+    before = known.get(name)
+    if before is None:
+        return None
+    both = before if before == value else known_bits.join(before, value)
+    return both if both.mask else None
 
 
 def _read(
