@@ -66,9 +66,8 @@ def multiply(a: cute.Tensor, a_sf: cute.Tensor, b: cute.Tensor, b_sf: cute.Tenso
         sfb.run(0)
         slot = (None, None, None, 0)
         tCrA, tCrB = mma.make_fragment_A(sA), mma.make_fragment_B(sB)
-        multiply_scaled(
-            mma, accumulator, (tCrA[slot], sfa.fragment), (tCrB[slot], sfb.fragment), False
-        )
+        left, right = (tCrA[slot], sfa.fragment), (tCrB[slot], sfb.fragment)
+        multiply_scaled(mma, accumulator, left, right, False)
         with cute.arch.elect_one():
             tcgen05.commit(done)
     cute.arch.mbarrier_wait(done, 0)

@@ -46,7 +46,8 @@ class Program:
         path: its file; None where `text` is all of it.
         text: of a program that stands in the page.
         arguments: of its command line.
-        marks: "fails": it is to raise; "alone": it runs in a process without a virtual GPU.
+        marks: "fails": it is to raise; "alone": it runs in a process without a virtual GPU;
+            "driverless": that is about a machine without a driver.
         expected: lines of the block of text after it.
     """
 
