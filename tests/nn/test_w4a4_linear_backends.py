@@ -1,11 +1,14 @@
 """W4A4Linear on a virtual GPU: the same layer, whatever is done to the module."""
 
 import copy
+import dataclasses
 import io
 import pickle
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import halfbyte.virtual
@@ -13,7 +16,7 @@ from halfbyte.errors import FormatError, UnsupportedHardwareError, UsageError
 from halfbyte.nn import W4A4Linear, set_backend
 from halfbyte.ops import placed_linears
 from halfbyte.virtual.driver.availability import find_absent_packages, find_missing_parts
-from tests.random_linears import LinearShape, make_input, make_linear
+from tests.random_linears import FORMAT_PAIRS, LinearShape, make_input, make_linear
 from tests.tolerance import assert_close_to_reference
 
 MISSING = [*find_missing_parts(), *find_absent_packages()]
@@ -163,3 +166,25 @@ def test_modules_pickled_without_a_backend_follow_the_device() -> None:
 def test_float32_needs_a_conversion_or_the_cpu() -> None:
     with pytest.raises(FormatError, match=r"x: dtype torch.float32; the Blackwell kernels"):
         make_module()(make_x().float())
+
+
+@pytest.mark.long  # a compilation for each tile, format and set of parts
+@needs_virtual_gpu
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(1, 300),
+    k=st.integers(1, 700),
+    m=st.integers(0, 200),
+    rank=st.integers(0, 130),
+    parts=st.booleans(),
+    pair=st.sampled_from(FORMAT_PAIRS[:5]),
+    dtype=st.sampled_from((torch.float16, torch.bfloat16)),
+)
+def test_any_shape(
+    n: int, k: int, m: int, rank: int, parts: bool, pair: tuple[str, str | None], dtype: torch.dtype
+) -> None:
+    linear = make_linear(LinearShape(n=n, k=k, rank=rank, parts=parts, dtype=dtype), pair)
+    if linear.lora_down is not None:  # float16 holds x @ lora_down.T of many columns
+        linear = dataclasses.replace(linear, lora_down=linear.lora_down / k**0.5)
+    x = make_input(m, k, dtype)
+    assert_close_to_reference(W4A4Linear(linear, BACKEND)(x), x, linear)

@@ -240,6 +240,15 @@ def test_activations_of_another_layout_are_named() -> None:
 
 
 @needs_virtual_gpu
+def test_activations_at_odd_addresses_give_the_same_bits() -> None:
+    arguments = arguments_of(make_lively_linear())
+    act = ops.quantize_act_lora(make_input(M, K, torch.bfloat16), *arguments, BACKEND)
+    wanted = ops.gemm_w4a4(list(act), *arguments, torch.bfloat16, BACKEND)
+    odd = [part.new_zeros(part.numel() + 1)[1:].view(part.shape).copy_(part) for part in act]
+    assert torch.equal(ops.gemm_w4a4(odd, *arguments, torch.bfloat16, BACKEND), wanted)
+
+
+@needs_virtual_gpu
 def test_a_spoilt_row_stays_alone() -> None:
     linear = make_lively_linear()
     x = make_input(M, K, torch.bfloat16)

@@ -26,6 +26,7 @@ from halfbyte.kernels.gemm_w4a4.placement import (
     SF_LAYOUT,
     GemmOperands,
     PlacedLinear,
+    align,
     round_up,
 )
 from halfbyte.ops.backends import Backend
@@ -166,11 +167,11 @@ def multiply_input(
     is_dynamic = placed.activation.global_scale == "dynamic"
     operands = GemmOperands(
         block_format=placed.block_format,
-        act_codes=act.codes,
-        act_sf=act.sf,
+        act_codes=align(act.codes),
+        act_sf=align(act.sf),
         weight_codes=placed.weight_codes,
         weight_sf=placed.weight_sf,
-        lora_act=None if placed.lora_up is None else act.lora_act,
+        lora_act=None if placed.lora_up is None else align(act.lora_act),
         lora_up=placed.lora_up,
         column_scale=placed.column_scale,
         alpha=act.global_scale.reshape(1) if is_dynamic else None,

@@ -201,6 +201,41 @@ def test_codes_are_not_copied_where_they_lie_right() -> None:
     assert place_linear(half, torch.float16).shared_bytes == 0
 
 
+def at_odd_address(part: torch.Tensor) -> torch.Tensor:
+    """Return the same values in memory of other strides, at an address of one element more."""
+    if part.ndim < 2:
+        room = torch.zeros(part.numel() + 1, dtype=part.dtype)
+        return room[1:].view(part.shape).copy_(part)
+    rows, columns = part.shape
+    room = torch.zeros(columns * (rows + 3) + 1, dtype=part.dtype)
+    return room[1:].view(columns, rows + 3).t()[:rows].copy_(part)
+
+
+@pytest.mark.parametrize("pair", BLACKWELL_PAIRS, ids=pair_id)
+def test_strides_and_addresses_of_the_record_change_nothing(pair: tuple[str, str | None]) -> None:
+    linear = make_linear(LinearShape(n=24, k=64, rank=8), pair)
+    weight = dataclasses.replace(
+        linear.weight,
+        data=at_odd_address(linear.weight.data),
+        scales=at_odd_address(linear.weight.scales.view(torch.uint8)).view(
+            linear.weight.scales.dtype
+        ),
+    )
+    names = ("channel_scale", "smooth", "lora_down", "lora_up", "bias")
+    odd = {name: at_odd_address(getattr(linear, name)) for name in names}
+    placed = place_linear(dataclasses.replace(linear, weight=weight, **odd), torch.bfloat16)
+    wanted = place_linear(linear, torch.bfloat16)
+    for field in dataclasses.fields(placed):
+        ours, other = getattr(placed, field.name), getattr(wanted, field.name)
+        if not isinstance(ours, torch.Tensor):
+            assert ours == other or field.name == "shared_bytes"
+            continue
+        assert torch.equal(ours, other), field.name
+        assert ours.is_contiguous()
+        assert ours.data_ptr() % 16 == 0 or ours.numel() == 1
+    assert placed.shared_bytes == (4 if placed.activation_global_scale is not None else 0)
+
+
 def test_parts_that_are_not_there_stay_absent() -> None:
     linear = make_linear(LinearShape(n=16, k=64, rank=0, parts=False), ("mxfp4", "mxfp4"))
     placed = place_linear(linear, torch.float16)

@@ -340,7 +340,12 @@ def _bound_lora_act(linear: QuantizedLinear, lora_down: torch.Tensor) -> Activat
 
 
 def _to_float32(part: torch.Tensor | None) -> torch.Tensor | None:
-    return None if part is None else part.detach().float().contiguous()
+    return None if part is None else align(part.detach().float().contiguous())
+
+
+def align(tensor: torch.Tensor) -> torch.Tensor:
+    """Return `tensor`, or a copy where it does not start at a multiple of 16 bytes."""
+    return tensor.clone() if tensor.data_ptr() % POINTER_BYTES else tensor
 
 
 def _to_scalar(part: torch.Tensor | None) -> torch.Tensor | None:

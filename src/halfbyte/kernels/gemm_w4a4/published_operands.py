@@ -24,6 +24,7 @@ from halfbyte.kernels.gemm_w4a4.placement import (
     RANK_MULTIPLE,
     SF_LAYOUT,
     GemmOperands,
+    align,
     make_factors,
     place_lora_up,
     place_weight,
@@ -105,7 +106,7 @@ def convert_published_operands(published: PublishedOperands, dtype: torch.dtype)
         lora_up=lora_up,
         column_scale=None if bool((factor == 1).all()) else factor,
         alpha=None,
-        bias=None if published.bias is None else published.bias.float().contiguous(),
+        bias=None if published.bias is None else align(published.bias.float().contiguous()),
         columns=k,
         rank=rank,
     )
