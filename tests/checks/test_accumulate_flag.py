@@ -99,3 +99,22 @@ def test_the_cute_dsl_program_is_wrong_and_found_by_its_flag(flag: str, tmp_path
     wanted = [] if is_right else [f"accumulate-flag/{flag}"]
     assert done.stdout.splitlines()[-1:] == [str(wanted)], done.stderr
     assert done.returncode == (0 if is_right else 1)
+
+
+READER = """
+READER:
+mbarrier.try_wait.parity.shared.b64 %p3, [ready], 0;
+@!%p3 bra READER;
+tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r9}, [%r2];
+"""
+
+
+@pytest.mark.parametrize(("signal", "is_clean"), [("ready", True), ("done", False)])
+def test_a_loop_that_hands_each_product_over_starts_each_anew(signal: str, is_clean: bool) -> None:
+    # Attention multiplies anew in each pass and tells who reads; a ring's release tells others.
+    commit = f"tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [{signal}];\n"
+    ptx = make_products(plain_mma(NEVER) + commit, between="", first="").replace(
+        ".shared .align 8 .b64 done;", ".shared .align 8 .b64 done;\n.shared .align 8 .b64 ready;"
+    )
+    ptx = ptx.replace("ret;", READER + "ret;")
+    assert list_findings(ptx) == ([] if is_clean else [("always-false", Severity.ERROR)])

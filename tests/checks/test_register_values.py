@@ -3,7 +3,12 @@
 import struct
 
 from halfbyte.checks.kernel_text import KernelText, read_kernel
-from halfbyte.checks.register_values import RegisterValues, find_first_pass, find_lasting
+from halfbyte.checks.register_values import (
+    RegisterValues,
+    find_first_pass,
+    find_lasting,
+    find_reached_blocks,
+)
 from halfbyte.ptx.syntax import Register
 from tests.checks.ptx_texts import make_kernel
 
@@ -109,3 +114,30 @@ add.u32 %r2, %r1, 1;
     assert read(find_first_pass(kernel), "add.u32") is None
     ((index, _),) = kernel.list_instructions("add.u32")
     assert find_first_pass(kernel).read(index, Register("%r9")).mask == 0
+
+
+def test_a_warp_comes_to_the_blocks_of_its_role_alone() -> None:
+    kernel = read_kernel(
+        make_kernel("""
+mov.u32 %r0, %tid.x;
+shr.u32 %r1, %r0, 5;
+setp.ne.u32 %p1, %r1, 1;
+@%p1 bra OTHERS;
+add.u32 %r2, %r1, 1;
+bra END;
+OTHERS:
+setp.eq.u32 %p2, %r1, 0;
+@!%p2 bra END;
+sub.u32 %r3, %r1, 1;
+END:
+""")
+    )
+
+    def list_roles(opcode: str) -> list[int]:
+        ((index, _),) = kernel.list_instructions(opcode)
+        block = kernel.blocks[index]
+        return [warp for warp in range(4) if block in find_reached_blocks(kernel, warp)]
+
+    assert list_roles("add.u32") == [1]
+    assert list_roles("sub.u32") == [0]
+    assert list_roles("ret") == [0, 1, 2, 3]
