@@ -34,6 +34,10 @@ class Contest:
     operands: GemmOperands
     bits: torch.Tensor
 
+    def repeat(self, shape: GemmShape) -> "Contest":
+        """Return a contest of the same kernel on another shape."""
+        return run_without_obstacle(self.gpu, self.launch, self.operands.config, shape)
+
     def check_seed(self, seed: int) -> None:
         """Assert the same bits under one seed, with the warps' turns as they are and reversed."""
         for reverse_warps in (False, True):
@@ -49,8 +53,12 @@ class Contest:
 
 
 def start_contest(gpu: Any, config: GemmConfig, shape: GemmShape) -> Contest:
-    """Run integers without any obstacle, and check them."""
-    launch = compile_gemm(config)
+    """Compile a configuration and run it without any obstacle."""
+    return run_without_obstacle(gpu, compile_gemm(config), config, shape)
+
+
+def run_without_obstacle(gpu: Any, launch: Launch, config: GemmConfig, shape: GemmShape) -> Contest:
+    """Run integers, check them, and keep their bits."""
     operands = make_operands(config, shape, RANK, is_integer=True)
     check_gemm(gpu, launch, operands, is_integer=True)
     bits = run_gemm(gpu, launch, operands).view(torch.int16)

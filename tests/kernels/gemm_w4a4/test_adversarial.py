@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from halfbyte.device.accumulator_pair import AccumulatorPair
+from halfbyte.device.output_store import OutputStore
 from halfbyte.kernels.gemm_w4a4.config import (
     LARGE_TILES,
     EpilogueConfig,
@@ -25,6 +27,8 @@ from tests.kernels.gemm_w4a4.operands import GemmShape, make_operands
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NUM_SMS = 2
+# With three blocks of K the epilogue waits for the products, with one the products for it.
+EPILOGUE_WAITS, PRODUCTS_WAIT = 520, 32
 LARGEST = GemmConfig(
     "sm_100a",
     "nvfp4",
@@ -44,25 +48,30 @@ def small_gpu() -> Iterator[Any]:
         yield gpu
 
 
-def make_shape(tile: TileConfig, tiles_per_cta: int) -> GemmShape:
+def make_shape(tile: TileConfig, tiles_per_cta: int, k: int) -> GemmShape:
     """Return a ragged shape of which each cluster on the two SMs has that many tiles."""
     clusters = NUM_SMS // tile.num_ctas
     rows = {20: 4, 100: 10}[tiles_per_cta]
     columns = tiles_per_cta * clusters // rows
-    return GemmShape(rows * tile.m - 45, columns * tile.n - 101, 520, max_clusters=clusters)
+    return GemmShape(rows * tile.m - 45, columns * tile.n - 101, k, max_clusters=clusters)
 
 
-def start_tiles(gpu: Any, config: GemmConfig, tiles_per_cta: int) -> Contest:
+def start_tiles(
+    gpu: Any, config: GemmConfig, tiles_per_cta: int, k: int = EPILOGUE_WAITS
+) -> Contest:
     """Start a contest in which each cluster has that many tiles."""
-    return start_contest(gpu, config, make_shape(config.tile, tiles_per_cta))
+    return start_contest(gpu, config, make_shape(config.tile, tiles_per_cta, k))
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize("tile", LARGE_TILES, ids=str)
 def test_twenty_tiles_per_cta(small_gpu: Any, tile: TileConfig, scheduler: Any) -> None:
-    contest = start_tiles(small_gpu, replace(LARGEST, tile=tile, scheduler=scheduler), 20)
+    config = replace(LARGEST, tile=tile, scheduler=scheduler)
+    contest = start_tiles(small_gpu, config, 20)
+    other = contest.repeat(make_shape(tile, 20, PRODUCTS_WAIT))
     for seed in (1, 2):
         contest.check_seed(seed)
+        other.check_seed(seed)
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
@@ -86,9 +95,28 @@ def test_running_clusters_take_over_the_tiles_of_waiting_ones(
     assert many < 0.95 * num_tiles * one
 
 
+@pytest.mark.parametrize("tile", [TileConfig(128, 128, 1), TileConfig(256, 128, 2)], ids=str)
+def test_an_accumulator_that_is_given_back_early_is_found(
+    small_gpu: Any, tile: TileConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AccumulatorPair, "is_free_after", lambda _, part, *sizes: part == 0)
+    with pytest.raises(AssertionError, match="tensor-memory-race"):
+        start_tiles(small_gpu, replace(LARGEST, tile=tile), 20, PRODUCTS_WAIT)
+
+
+def test_a_staging_slot_that_is_not_waited_for_is_found(
+    small_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OutputStore, "wait_for_slot", lambda *_: None)
+    contest = start_tiles(small_gpu, LARGEST, 20)
+    with pytest.raises(AssertionError, match="write-in-flight"):
+        contest.check_seed(1)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("tiles_per_cta", [20, 100])
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize(
+    ("placement", "tiles_per_cta"), [*((one, 20) for one in PLACEMENTS), ("tail", 100)]
+)
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize("tile", LARGE_TILES, ids=str)
 def test_twenty_seeds(
@@ -97,5 +125,7 @@ def test_twenty_seeds(
     low_rank = LowRankConfig("float16", placement=placement)
     config = replace(LARGEST, tile=tile, scheduler=scheduler, low_rank=low_rank)
     contest = start_tiles(small_gpu, config, tiles_per_cta)
+    other = contest.repeat(make_shape(tile, tiles_per_cta, PRODUCTS_WAIT))
     for seed in range(1, 21):
         contest.check_seed(seed)
+        other.check_seed(seed)
