@@ -13,7 +13,11 @@ from halfbyte.checks.finding import Severity, require_clean
 from halfbyte.checks.kernel_text import read_kernel
 from halfbyte.checks.launch_budget import check_launch_budget, measure_launch
 from halfbyte.checks.sass_facts import SassExpectation, check_sass_facts
-from halfbyte.checks.scaled_mma_facts import ScaledMmaExpectation, check_scaled_mma_facts
+from halfbyte.checks.scaled_mma_facts import (
+    ScaledMmaExpectation,
+    check_scaled_mma_facts,
+    list_scaled_mma_facts,
+)
 from halfbyte.checks.target_suffix import check_target_suffix
 from halfbyte.checks.tensor_memory_budget import check_tensor_memory
 from halfbyte.errors import FormatError
@@ -97,6 +101,7 @@ def test_the_budget_is_that_of_the_compiled_kernel(name: str, compile_once: Comp
 def test_the_facts_of_a_tile_name_lines_and_bytes(compile_once: CompileGemm) -> None:
     gemm = compile_once(LARGE)
     report = check_scaled_mma_facts(gemm.kernel, expect_mma(LARGE), gemm.request.parameters)
+    assert list_scaled_mma_facts(gemm.kernel, gemm.request.parameters) == report.evidence
     facts = {item.fact: item.shown_by for item in report.evidence}
     assert "PTX line" in facts["scales are E4M3 (bit 23 = 0)"]
     form = "MMA kind::mxf4nvf4, blocks of 16, 256x256x64, 2 CTAs, A e2m1, B e2m1"

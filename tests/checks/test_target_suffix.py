@@ -29,7 +29,7 @@ def test_another_target_is_named_with_those_that_work(target: str) -> None:
     assert ("the suffix is missing (sm_100a or sm_100f)" in message) == (target == "sm_100")
 
 
-def test_a_family_has_the_new_words_of_blocks_alone() -> None:
+def test_a_family_spells_blocks_in_one_way_alone() -> None:
     old = PTX.replace("block_scale.block16", "block_scale.scale_vec::4X")
     assert check(old, "sm_100a") == []
     ((rule, message),) = check(old, "sm_100f")

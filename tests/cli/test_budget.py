@@ -140,10 +140,12 @@ def test_accumulators_that_differ_exit_with_1(
 @needs_cute
 def test_a_program_shows_what_its_launches_take() -> None:
     declared = ("--declare", "lora_act:0=16384", "--declare", "lora_up:1=32768")
-    code, out, error = run_apart("--json", *declared, str(PROGRAM), "--rank", "128")
+    code, out, error = run_apart("--json", "--facts", *declared, str(PROGRAM), "--rank", "128")
     assert code == 1
     assert "0 of 16384 elements differ" in error  # the program's own output
-    (launch,) = json.loads(out)["launches"]
+    record = json.loads(out)
+    assert record["facts"] == []  # no block-scaled MMA
+    (launch,) = record["launches"]
     assert [o["name"] for o in launch["operands"]] == ["lora_act", "lora_up"]
     assert [o["slot_bytes"] for o in launch["operands"]] == [16384, 16384]
     assert launch["tensor_columns"] == 128
@@ -173,3 +175,6 @@ def test_a_program_that_is_not_there_is_misuse(capsys: pytest.CaptureFixture[str
     assert code == 2
     assert "not_there.py" in error
     assert read(capsys, "--foo", "x.py")[0] == 2
+    code, _, error = read(capsys, "--facts", "gemm_w4a4")
+    assert code == 2
+    assert "those of launches" in error

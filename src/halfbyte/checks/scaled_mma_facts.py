@@ -89,8 +89,17 @@ def check_scaled_mma_facts(
         return CheckReport(CHECK, (finding,))
     check = _Check(values, expectation)
     found = [finding for product in products for finding in check.list_findings(product)]
-    evidence = check.list_evidence(products[0])
+    evidence = _list_evidence(values, products[0])
     return CheckReport(CHECK, _merge(found), tuple(evidence), len(products))
+
+
+def list_scaled_mma_facts(
+    kernel: KernelText, parameters: Sequence[bytes] | None = None
+) -> tuple[Evidence, ...]:
+    """Return the four facts of a kernel's first block-scaled MMA, () where it has none."""
+    values = find_first_pass(kernel, parameters)
+    products = list_scaled_mma(values, parameters)
+    return tuple(_list_evidence(values, products[0])) if products else ()
 
 
 def _merge(findings: Sequence[CheckFinding]) -> tuple[CheckFinding, ...]:
@@ -201,42 +210,46 @@ class _Check:
         elif all(problems := [list(list_scale_map_problems(one)) for one in maps]):
             yield self._make(product, "scale-layout", f"scales of {name}: {problems[0][0]}")
 
-    def list_evidence(self, product: ScaledMma) -> Iterator[Evidence]:
-        """Yield the facts of one MMA with what shows them."""
-        kernel, form = self.values.kernel, product.form
-        bits = product.descriptor
-        descriptor = f"descriptor 0x{bits.value:08x}, known bits 0x{bits.mask:08x}"
-        line = f"{kernel.quote(product.index)}; {descriptor}"
-        if form.scale_dtype is not None:
-            bit = int(form.scale_dtype == "e8m0")
-            yield Evidence(f"scales are {form.scale_dtype.upper()} (bit 23 = {bit})", line)
-        shape = "x".join("?" if size is None else str(size) for size in form.shape)
+
+def _list_evidence(values: RegisterValues, product: ScaledMma) -> Iterator[Evidence]:
+    """Yield the facts of one MMA with what shows them."""
+    kernel, form, bits = values.kernel, product.form, product.descriptor
+    descriptor = f"descriptor 0x{bits.value:08x}, known bits 0x{bits.mask:08x}"
+    line = f"{kernel.quote(product.index)} {descriptor}"
+    if form.scale_dtype is not None:
+        bit = int(form.scale_dtype == "e8m0")
+        yield Evidence(f"scales are {form.scale_dtype.upper()} (bit 23 = {bit})", line)
+    shape = "x".join("?" if size is None else str(size) for size in form.shape)
+    yield Evidence(
+        f"MMA kind::{form.kind}, blocks of {form.block}, {shape}, {form.num_ctas} CTA"
+        f"{'s' if form.num_ctas > 1 else ''}, A {form.elements[0]}, B {form.elements[1]}",
+        line,
+    )
+    for name, loads in zip(_OPERANDS, product.loads, strict=True):
+        for load in loads:
+            yield Evidence(f"{name} by TMA: {load.tensor_map}", _show_load(values, load))
+    for name, source in zip(_OPERANDS, product.scales, strict=True):
+        yield from _list_scale_evidence(values, name, source)
+
+
+def _list_scale_evidence(
+    values: RegisterValues, name: str, source: ScaleSource
+) -> Iterator[Evidence]:
+    for load in source.loads:
+        yield Evidence(f"scales of {name} by TMA: {load.tensor_map}", _show_load(values, load))
+    for copy in source.copies:
+        at = "?" if copy.source is None else f"0x{copy.source:x}"
+        first = copy.first_column
+        last = "?" if first is None else first + copy.num_columns - 1
         yield Evidence(
-            f"MMA kind::{form.kind}, blocks of {form.block}, {shape}, {form.num_ctas} CTA"
-            f"{'s' if form.num_ctas > 1 else ''}, A {form.elements[0]}, B {form.elements[1]}",
-            line,
+            f"scales of {name}: shared+{at} to columns {first}-{last} by {copy.shape}",
+            values.kernel.quote(copy.index),
         )
-        for name, loads in zip(_OPERANDS, product.loads, strict=True):
-            for load in loads:
-                yield Evidence(f"{name} by TMA: {load.tensor_map}", self._show_load(load))
-        for name, source in zip(_OPERANDS, product.scales, strict=True):
-            yield from self._list_scale_evidence(name, source)
 
-    def _list_scale_evidence(self, name: str, source: ScaleSource) -> Iterator[Evidence]:
-        for load in source.loads:
-            yield Evidence(f"scales of {name} by TMA: {load.tensor_map}", self._show_load(load))
-        for copy in source.copies:
-            at = "?" if copy.source is None else f"0x{copy.source:x}"
-            first = copy.first_column
-            last = "?" if first is None else first + copy.num_columns - 1
-            yield Evidence(
-                f"scales of {name}: shared+{at} to columns {first}-{last} by {copy.shape}",
-                self.values.kernel.quote(copy.index),
-            )
 
-    def _show_load(self, load: TmaLoad) -> str:
-        encoded = "" if load.encoded is None else f", bytes 0-63 {load.encoded[:64].hex(' ', 8)}"
-        return f"parameter {load.parameter}{encoded}; {self.values.kernel.quote(load.index)}"
+def _show_load(values: RegisterValues, load: TmaLoad) -> str:
+    encoded = "" if load.encoded is None else f", bytes 0-63 {load.encoded[:64].hex(' ', 8)}"
+    return f"parameter {load.parameter}{encoded}; {values.kernel.quote(load.index)}"
 
 
 def _list_copy_problems(source: ScaleSource) -> Iterator[str]:

@@ -28,9 +28,9 @@ _RULES = (
     _Rule(re.compile(r"wgmma\."), ("sm_90a",)),
     _Rule(re.compile(r"mma\.sync\..*block_scale"), ("sm_120a", "sm_120f", "sm_121a", "sm_121f")),
 )
-# A family has the new spelling of block sizes alone (ptxas 12.9).
-_OLD_BLOCK_WORDS = re.compile(r"\.scale_vec::([124])X")
-_NEW_BLOCK_WORDS = {"1": ".block32", "2": ".block32", "4": ".block16"}
+# A family has the later spelling of block sizes alone (ptxas 12.9).
+_SCALE_VECTOR_WORDS = re.compile(r"\.scale_vec::([124])X")
+_FAMILY_BLOCK_WORDS = {"1": ".block32", "2": ".block32", "4": ".block16"}
 
 
 def check_target_suffix(kernel: KernelText) -> CheckReport:
@@ -51,11 +51,11 @@ def check_target_suffix(kernel: KernelText) -> CheckReport:
                     f"does on {', '.join(rule.targets)}"
                 )
                 findings.setdefault(key, _make(kernel, index, "target", message))
-        old = _OLD_BLOCK_WORDS.search(opcode)
+        old = _SCALE_VECTOR_WORDS.search(opcode)
         if old and arch.endswith("f"):
             message = (
                 f"{opcode} on .target {arch}: a family target spells blocks "
-                f"{_NEW_BLOCK_WORDS[old[1]]}, not {old[0]}"
+                f"{_FAMILY_BLOCK_WORDS[old[1]]}, not {old[0]}"
             )
             findings.setdefault("block-word", _make(kernel, index, "block-word", message))
     return CheckReport(CHECK, tuple(findings.values()), num_examined=count)

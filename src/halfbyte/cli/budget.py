@@ -16,7 +16,7 @@ from halfbyte.cli.exit_codes import EXIT_CLEAN, EXIT_FINDINGS
 from halfbyte.errors import UsageError, printable
 
 if TYPE_CHECKING:
-    from halfbyte.checks.finding import CheckReport
+    from halfbyte.checks.finding import CheckReport, Evidence
     from halfbyte.checks.launch_budget import LaunchBudget
     from halfbyte.virtual.driver.launches import LaunchRecord
 
@@ -62,6 +62,13 @@ def budget(
     is_module: Annotated[
         bool, typer.Option("-m", help="PROGRAM is a module, as for `python -m`.")
     ] = False,
+    facts: Annotated[
+        bool,
+        typer.Option(
+            "--facts",
+            help="Of a program, print what its block-scaled MMAs are, with the lines that show it.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Tell what a kernel takes of shared and tensor memory, per operand and CTA.
@@ -71,6 +78,8 @@ def budget(
     """
     console = Console(highlight=False, soft_wrap=True)
     if target[0] == GEMM and not is_module:
+        if facts:
+            raise UsageError("--facts are those of launches: name a program that runs the GEMM")
         options = read_options(target[1:], Shared(gpu, tuple(declare or ()), as_json))
         raise typer.Exit(print_gemm_budget(options, console))
     if target[0].startswith("-"):
@@ -78,7 +87,7 @@ def budget(
             f"halfbyte budget has no option {printable(target[0])}; a program's options come after "
             "it, those of gemm_w4a4 behind its name"
         )
-    question = _Question(target[0], tuple(target[1:]), is_module, gpu)
+    question = _Question(target[0], tuple(target[1:]), is_module, gpu, facts)
     raise typer.Exit(_budget_program(question, read_declared(declare or ()), as_json, console))
 
 
@@ -90,6 +99,7 @@ class _Question:
     arguments: tuple[str, ...]
     is_module: bool
     gpu: str
+    wants_facts: bool
 
 
 def _budget_program(
@@ -112,9 +122,11 @@ def _budget_program(
             f"--declare: no launch has {', '.join(map(printable, unused))}; there are "
             f"{', '.join(sorted(seen)) or 'no launches'}"
         )
+    shown = _list_facts(finished.log.records, question)
     if as_json:
         record = {
             "gpu": question.gpu,
+            "facts": [{"fact": fact.fact, "shown_by": fact.shown_by} for fact in shown],
             "program": question.program,
             "program_exit_code": finished.program_code,
             "launches": [
@@ -131,10 +143,26 @@ def _budget_program(
     else:
         for launches, found, report in measured:
             _print_launch(launches, found, report, console)
+        for fact in shown:
+            console.print(escape(f"{fact.fact}\n    {fact.shown_by}"))
         if not measured:
             console.print("the program launched no kernel")
     has_findings = any(report.findings for _, _, report in measured)
     return finished.program_code or (EXIT_FINDINGS if has_findings else EXIT_CLEAN)
+
+
+def _list_facts(records: "list[LaunchRecord]", question: _Question) -> "list[Evidence]":
+    """Return the facts of each kernel's block-scaled MMAs, once per fact; [] unless asked for."""
+    from halfbyte.checks.kernel_text import read_kernel
+    from halfbyte.checks.scaled_mma_facts import list_scaled_mma_facts
+
+    facts: dict[str, Evidence] = {}
+    for record in records:
+        if question.wants_facts and record.syntax is not None:
+            kernel = read_kernel(record.syntax, record.request.kernel, question.gpu)
+            for fact in list_scaled_mma_facts(kernel, record.request.parameters):
+                facts.setdefault(fact.fact, fact)
+    return list(facts.values())
 
 
 def _measure_launches(
