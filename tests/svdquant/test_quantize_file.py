@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from halfbyte.errors import CheckpointError, HalfbyteError, UsageError
+from halfbyte.formats import file_target
 from halfbyte.formats.halfbyte_file import read_halfbyte_file, write_halfbyte_file
 from halfbyte.formats.quantize import dequantize
-from halfbyte.svdquant import file_target
 from halfbyte.svdquant import quantize_file as quantize_file_module
 from halfbyte.svdquant.linear_rules import LinearRules
 from halfbyte.svdquant.presets import PRESETS

@@ -25,9 +25,9 @@ from halfbyte.formats.halfbyte_layer import (
     SCALE_LAYOUT,
     LayerRecord,
 )
+from halfbyte.formats.output_files import OutputFile, WorkUnit, make_copy_units
 from halfbyte.formats.safetensors_checkpoint import SafetensorsCheckpoint
 from halfbyte.formats.safetensors_header import (
-    SafetensorsHeader,
     TensorSpec,
     make_layout,
     make_spec,
@@ -37,33 +37,6 @@ from halfbyte.svdquant.linear_rules import BIAS_SUFFIX, WEIGHT_SUFFIX, LinearRul
 from halfbyte.svdquant.presets import SVDQuantPreset
 
 PROVENANCE_KEY = "halfbyte_provenance"
-COPY_BATCH_BYTES = 64 * 2**20  # of small tensors that are copied as one unit of work
-
-
-@dataclass(frozen=True)
-class WorkUnit:
-    """A piece of work that is finished or not: linears of one input, or tensors to copy.
-
-    Attributes:
-        name: unique in the run.
-        layers: the linears to quantize together; empty for a copy.
-        copies: the tensors to copy; empty for linears.
-        num_bytes: bytes that the unit reads.
-    """
-
-    name: str
-    layers: tuple[str, ...]
-    copies: tuple[str, ...]
-    num_bytes: int
-
-
-@dataclass(frozen=True)
-class OutputFile:
-    """One file of the output: its name, header and first bytes."""
-
-    name: str
-    layout: SafetensorsHeader
-    prefix: bytes
 
 
 @dataclass(frozen=True)
@@ -174,7 +147,7 @@ def make_plan(
         WorkUnit(group[0], group, (), sum(weights[layer].num_bytes for layer in group))
         for group in groups
     ]
-    units += _make_copy_units(checkpoint, copies)
+    units += make_copy_units({name: checkpoint.entry(name).num_bytes for name in copies})
     files = tuple(
         _make_file(name, specs[name], records, _kept_metadata(checkpoint, name))
         for name in sorted(specs)
@@ -257,19 +230,6 @@ def describe_preset(preset: SVDQuantPreset, rules: LinearRules) -> dict[str, obj
     settings = {"preset": asdict(preset), "rules": asdict(rules)}
     plain: dict[str, object] = json.loads(json.dumps(settings, default=str, sort_keys=True))
     return plain
-
-
-def _make_copy_units(checkpoint: SafetensorsCheckpoint, names: list[str]) -> list[WorkUnit]:
-    units: list[WorkUnit] = []
-    batch: list[str] = []
-    batch_bytes = 0
-    for position, name in enumerate(names):
-        batch.append(name)
-        batch_bytes += checkpoint.entry(name).num_bytes
-        if batch_bytes >= COPY_BATCH_BYTES or position == len(names) - 1:
-            units.append(WorkUnit(f"copy {len(units)}", (), tuple(batch), batch_bytes))
-            batch, batch_bytes = [], 0
-    return units
 
 
 def _make_file(

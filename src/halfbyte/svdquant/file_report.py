@@ -1,6 +1,5 @@
 """What quantizing a file cost: one record for each layer, and the JSON report of a run."""
 
-import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -70,13 +69,3 @@ def make_report(
         "layers": [asdict(layer) for layer in sorted(layers, key=lambda layer: layer.name)],
         **others,
     }
-
-
-def encode_report(report: dict[str, Any]) -> bytes:
-    """Return the bytes of a report file."""
-    return encode_json(json.dumps(report, indent=1, ensure_ascii=False)) + b"\n"
-
-
-def encode_json(text: str) -> bytes:
-    """Return JSON text as UTF-8; a lone surrogate (a path that is no Unicode) as its escape."""
-    return text.encode(errors="backslashreplace")

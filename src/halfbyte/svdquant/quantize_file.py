@@ -15,34 +15,29 @@ from typing import Any, Literal
 
 import torch
 
-from halfbyte.errors import CheckpointError, FormatError, UsageError, printable
+from halfbyte.errors import CheckpointError, FormatError, printable
+from halfbyte.formats.file_target import check_free_space, check_may_replace, check_target
 from halfbyte.formats.halfbyte_file import FORMAT_VERSION, is_halfbyte_metadata, make_tensor_name
 from halfbyte.formats.halfbyte_layer import check_linear_values, split_linear
+from halfbyte.formats.output_files import WorkUnit, encode_index, encode_report
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.formats.safetensors_checkpoint import SafetensorsCheckpoint
 from halfbyte.formats.safetensors_writer import write_bytes_atomically
-from halfbyte.svdquant.file_input import (
-    CheckedInput,
-    check_input,
-    check_input_unchanged,
-    read_side_file,
+from halfbyte.formats.side_files import check_unchanged, read_side_file
+from halfbyte.formats.unfinished_output import (
+    FinishedUnit,
+    UnfinishedOutput,
+    get_unfinished_folder,
 )
-from halfbyte.svdquant.file_journal import FinishedUnit, UnfinishedOutput, get_unfinished_folder
+from halfbyte.svdquant.file_input import CheckedInput, check_input
 from halfbyte.svdquant.file_plan import (
     PROVENANCE_KEY,
     FilePlan,
-    WorkUnit,
     add_provenance,
     describe_preset,
     make_plan,
 )
-from halfbyte.svdquant.file_report import (
-    LayerReport,
-    encode_json,
-    encode_report,
-    make_report,
-)
-from halfbyte.svdquant.file_target import check_free_space, check_target
+from halfbyte.svdquant.file_report import LayerReport, make_report
 from halfbyte.svdquant.large_weights import WeightRows, quantize_large_group
 from halfbyte.svdquant.linear_rules import BIAS_SUFFIX, WEIGHT_SUFFIX, LinearRules
 from halfbyte.svdquant.presets import SVDQuantPreset
@@ -148,9 +143,11 @@ def quantize_file(
         if _is_finished(request.target, provenance) and not request.force:
             UnfinishedOutput.remove_leftovers(request.target)
             return QuantizeFileResult("already_done", 0, None)
-        _check_may_replace(request, is_directory)
+        check_may_replace(
+            request.target, is_directory, request.force, "this input with these settings"
+        )
         run = _Run(request, checkpoint, plan, checked, on_progress)
-        with UnfinishedOutput(request.target, plan, json.dumps(provenance)) as output:
+        with UnfinishedOutput(request.target, plan.files, json.dumps(provenance)) as output:
             try:
                 return run.write(output, is_directory)
             except Exception:
@@ -187,7 +184,7 @@ class _Run:
                 output.record(FinishedUnit(unit.name, checksum, layers))
             done += unit.num_bytes
         self._show(done, "")
-        check_input_unchanged(self.checkpoint, self.checked)
+        check_unchanged(self.checked.stamps, "quantized")
         if is_directory:
             self._write_side_files(output)
         report = self._make_report(output)
@@ -317,15 +314,8 @@ class _Run:
             write_bytes_atomically(output.folder / name, read_side_file(self.request.source, name))
         if self.plan.index_name is None:
             return
-        sizes = [
-            entry.num_bytes for file in self.plan.files for entry in file.layout.tensors.values()
-        ]
-        index = {
-            "metadata": {"total_size": sum(sizes)},
-            "weight_map": dict(sorted(self.plan.file_of.items())),
-        }
-        text = json.dumps(index, indent=2, ensure_ascii=False) + "\n"
-        write_bytes_atomically(output.folder / self.plan.index_name, encode_json(text))
+        data = encode_index(self.plan.files)
+        write_bytes_atomically(output.folder / self.plan.index_name, data)
 
     def _make_report(self, output: UnfinishedOutput) -> dict[str, Any]:
         layers = [
@@ -400,20 +390,6 @@ def _is_finished(target: Path, provenance: dict[str, Any]) -> bool:
         return bool(texts) and all(text and json.loads(text) == provenance for text in texts)
     except (CheckpointError, ValueError):
         return False
-
-
-def _check_may_replace(request: QuantizeFileRequest, is_directory: bool) -> None:
-    target = request.target
-    if not os.path.lexists(target):
-        return
-    if is_directory != target.is_dir():
-        came, wanted = ("a file", "directory") if is_directory else ("a directory", "file")
-        raise UsageError(f"{target}: {came} stands there, the output is a {wanted}; rename one")
-    if not request.force and not (is_directory and not any(target.iterdir())):
-        raise UsageError(
-            f"{target}: exists and is not the result of this input with these settings; "
-            "choose another name, or --force to replace it"
-        )
 
 
 def _check_not_quantized(checkpoint: SafetensorsCheckpoint) -> None:

@@ -79,6 +79,27 @@ def check_free_space(target: Path, num_bytes: int) -> None:
         )
 
 
+def check_may_replace(target: Path, is_directory: bool, is_forced: bool, making: str) -> None:
+    """Raise UsageError if something else stands at `target` and `is_forced` does not allow it.
+
+    Args:
+        target: where the output goes.
+        is_directory: whether the output is one.
+        is_forced: whether --force was given.
+        making: what the output would be the result of, for the message.
+    """
+    if not os.path.lexists(target):
+        return
+    if is_directory != target.is_dir():
+        came, wanted = ("a file", "directory") if is_directory else ("a directory", "file")
+        raise UsageError(f"{target}: {came} stands there, the output is a {wanted}; rename one")
+    if not is_forced and not (is_directory and not any(target.iterdir())):
+        raise UsageError(
+            f"{target}: exists and is not the result of {making}; "
+            "choose another name, or --force to replace it"
+        )
+
+
 def _check_parent(path: Path) -> None:
     parent = path.parent
     if not parent.is_dir():

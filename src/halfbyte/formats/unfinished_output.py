@@ -10,13 +10,14 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from halfbyte.errors import CheckpointError, UsageError
+from halfbyte.formats.output_files import OutputFile
 from halfbyte.formats.safetensors_reader import CHUNK_BYTES
 from halfbyte.formats.safetensors_writer import (
     TEMPORARY_SUFFIX,
@@ -24,7 +25,6 @@ from halfbyte.formats.safetensors_writer import (
     raise_write_error,
     sync_directory,
 )
-from halfbyte.svdquant.file_plan import FilePlan
 
 JOURNAL_SUFFIX = ".halfbyte-progress"
 OLD_SUFFIX = ".halfbyte-old"  # of a directory that --force replaces
@@ -47,8 +47,13 @@ class UnfinishedOutput:
     and keeps both; `discard` removes them, `finish` puts the output in place.
     """
 
-    def __init__(self, target: Path, plan: FilePlan, fingerprint: str) -> None:
+    def __init__(self, target: Path, files: Sequence[OutputFile], fingerprint: str) -> None:
         """Lock the journal; keep finished units of an equal run, else begin anew.
+
+        Args:
+            target: the finished output's place.
+            files: what it consists of; one where the target is a file.
+            fingerprint: of input and settings; a run with another one is not continued.
 
         Raises:
             UsageError: another run is writing the same target.
@@ -60,7 +65,8 @@ class UnfinishedOutput:
         self.finished: dict[str, FinishedUnit] = {}
         self.files: dict[str, PreallocatedFile] = {}
         self.was_other_run = False
-        self._plan = plan
+        self._planned = tuple(files)
+        self._file_of = {name: file.name for file in files for name in file.layout.tensors}
         self._fd = self._open_journal()
         try:
             self._resume_or_begin(fingerprint)
@@ -86,7 +92,7 @@ class UnfinishedOutput:
 
     def file_of(self, tensor: str) -> PreallocatedFile:
         """Return the file that holds output tensor `tensor`."""
-        return self.files[self._plan.file_of[tensor]]
+        return self.files[self._file_of[tensor]]
 
     def measure_checksum(self, tensors: Iterable[str]) -> int:
         """Return the CRC-32 of the bytes of `tensors`, in name order, as they stand."""
@@ -143,7 +149,7 @@ class UnfinishedOutput:
 
     def _replace_target(self, is_directory: bool) -> None:
         if not is_directory:
-            (only,) = self._plan.files
+            (only,) = self._planned
             os.replace(self.folder / only.name, self.target)
         else:
             old = self.target.parent / f".{self.target.name}{OLD_SUFFIX}"
@@ -185,7 +191,7 @@ class UnfinishedOutput:
             self.folder.mkdir()
             os.ftruncate(self._fd, 0)
             self._append({"fingerprint": fingerprint})
-        for file in self._plan.files:
+        for file in self._planned:
             place = self.folder / file.name
             self.files[file.name] = PreallocatedFile(place, file.layout, file.prefix)
         for line in lines[1:]:

@@ -10,8 +10,7 @@ from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.svdquant.linear_rules import LinearRules
 from halfbyte.svdquant.presets import PRESETS
 from halfbyte.svdquant.quantize_file import QuantizeFileRequest, quantize_file
-
-from .checkpoint_files import make_tensors, write_directory, write_file
+from tests.svdquant.checkpoint_files import make_tensors, write_directory, write_file
 
 PRESET = PRESETS["nvfp4_plain"]
 
