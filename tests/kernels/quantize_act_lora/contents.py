@@ -23,6 +23,19 @@ def make_ties(dtype: str) -> Operands:
     return Operands(pad_rows(x), smooth, None)
 
 
+def make_tiny_ties(dtype: str) -> Operands:
+    """Return ties of numbers so small that remainders of quotients are subnormal, where they fit.
+
+    A negative smooth factor takes its sign along.
+    """
+    ties = make_ties(dtype)
+    assert ties.smooth is not None
+    tiny = 2.0**-118 if dtype == "bfloat16" else 2.0**-12
+    smooth = ties.smooth.clone()
+    smooth[32::5] *= -1.0
+    return Operands(pad_rows(ties.x * tiny), smooth, None)
+
+
 def make_extremes(dtype: str) -> Operands:
     """Return 1 row of spans: zero, -0, subnormal, flushed, saturating, one outlier, negative."""
     draw = torch.Generator().manual_seed(5)

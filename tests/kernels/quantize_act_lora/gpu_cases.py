@@ -37,6 +37,7 @@ PAIRS = [
 
 CONTENTS: dict[str, Callable[[str], Operands]] = {
     "ties": contents.make_ties,
+    "tiny_ties": contents.make_tiny_ties,
     "extremes": contents.make_extremes,
     "extreme_smooth": contents.make_extreme_smooth,
     "spoilt": contents.make_spoilt,
