@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from halfbyte.checkpoints.family import Layer, write_layer
 from halfbyte.checkpoints.nunchaku import Nunchaku, make_quantization_config
 from halfbyte.errors import CheckpointError
 from halfbyte.reference.decode import dequantize, read_floats
@@ -83,6 +84,8 @@ def test_records_survive_encode_and_decode(pair):
         ("transformer_blocks.0.ff_context.net.2", "uint4_shifted"),
         ("transformer_blocks.0.mlp_fc1", "int4"),
         ("transformer_blocks.0.mlp_fc20", "int4"),
+        ("transformer_blocks.0.img_mlp.net.2", "uint4_shifted"),
+        ("down_blocks.1.attentions.0.transformer_blocks.0.ff.net.2", "int4"),
     ],
 )
 def test_linear_behind_a_gelu_is_unsigned_in_int4(tmp_path, layer, activation):
@@ -129,3 +132,9 @@ def test_sizes_that_need_padding_are_an_obstacle_by_name():
     assert "out_features 100" in Nunchaku().find_obstacle(linear)
     linear = make_linear(LinearShape(128, 256, 24, parts=False), ("int4", "int4"))
     assert "rank 24" in Nunchaku().find_obstacle(linear)
+
+
+def test_layer_whose_name_says_another_activation_is_refused():
+    linear = make_linear(LinearShape(128, 128, 16, parts=False), ("int4", "int4"))
+    with pytest.raises(CheckpointError, match=r"mlp_fc2: activation int4.*uint4_shifted"):
+        write_layer(Nunchaku(), Layer("transformer_blocks.0.mlp_fc2", linear))

@@ -121,10 +121,20 @@ class Family(ABC):
 
         Args:
             linear: one that `find_obstacle` has no objection to.
-            facts: of the layer's plan where it comes from this family, else {}: the family's own
-                defaults.
+            facts: of the layer's plan where it comes from this family, else of `make_facts`.
         """
         raise NotImplementedError(f"{self.name} is read, not written")
+
+    def make_facts(self, layer: str, linear: QuantizedLinear) -> Facts:
+        """Return how a file of the family will read a layer that comes from elsewhere.
+
+        Where names decide (order of rows, kind of activation), a layer must be written as its name
+        will be read.
+
+        Raises:
+            CheckpointError: a layer of that name would be read as something else than `linear`.
+        """
+        return {}
 
     def find_obstacle(self, linear: QuantizedLinear) -> str | None:
         """Return why the family cannot hold `linear`, with the remedy; None where it can."""
@@ -199,10 +209,10 @@ def write_layer(family: Family, layer: Layer) -> Parts:
     A layer that came from the family gets its own bytes back, as long as they still mean the same.
     """
     origin = layer.origin
-    if origin is None:
-        return family.encode(layer.linear, {})
-    if origin.family != family.name:
-        return {**family.encode(layer.linear, {}), **family.encode_origin(origin)}
+    if origin is None or origin.family != family.name:
+        facts = family.make_facts(layer.name, layer.linear)
+        parts = family.encode(layer.linear, facts)
+        return parts if origin is None else {**parts, **family.encode_origin(origin)}
     parts = family.encode(layer.linear, origin.facts)
     restored = {**parts, **origin.parts}
     if any(part.is_meta for part in restored.values()):

@@ -13,7 +13,8 @@
 The dtype of wscales says which precision a layer has; the file's own metadata must not say another.
 N and K are padded to 128 by the writer and no file says by how much: the stored size is the size.
 The second linear behind a GELU takes unsigned INT4 activations, x shifted by 0.171875
-(`UNSIGNED_LAYERS`); the shift's correction is in the bias.
+(`UNSIGNED_LAYERS`); the shift's correction is in the bias. Linears of adaptive norms are AWQ W4A16
+layers (`nunchaku_awq`).
 Source: nunchaku 3a3cc3d, models/linear.py, merge_safetensors.py, models/transformers.
 """
 
@@ -24,6 +25,7 @@ from typing import Any, ClassVar, Final
 
 import torch
 
+from halfbyte.checkpoints import nunchaku_awq as awq
 from halfbyte.checkpoints import nunchaku_fragments as fragments
 from halfbyte.checkpoints.family import (
     NO_CLAIM,
@@ -36,11 +38,13 @@ from halfbyte.checkpoints.family import (
     SideContent,
 )
 from halfbyte.checkpoints.layer_keys import KeySet, find_layers
+from halfbyte.checkpoints.split_files import SPLIT_FILES, SplitFilesSource
 from halfbyte.checkpoints.tensor_source import TensorSource
 from halfbyte.errors import CheckpointError, FormatError
 from halfbyte.formats.activation import get_activation_format
 from halfbyte.formats.block_format import get_format
 from halfbyte.formats.block_scaled_tensor import BlockScaledTensor
+from halfbyte.formats.layer_origin import LayerOrigin
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.formats.safetensors_header import quoted
 
@@ -54,9 +58,14 @@ PROJ_KEYS: Final = {
 }
 LORA_KEYS: Final = {name: name for name in PROJ_KEYS}
 KEYS_BY_NAME: Final = {"proj": PROJ_KEYS, "lora": LORA_KEYS}
-UNSIGNED_LAYERS: Final = re.compile(r"(^|\.)(mlp_(context_)?fc2|ff(_context)?\.net\.2)$")
+# FLUX's and Qwen-Image's feed-forwards; those of SDXL's U-Net (GEGLU) stay signed.
+UNSIGNED_LAYERS: Final = re.compile(
+    r"^(?!.*(^|\.)(down_blocks|mid_block|up_blocks)\.)"
+    r"(.*\.)?(mlp_(context_)?fc2|(ff(_context)?|(img|txt)_mlp)\.net\.2)$"
+)
 _PRECISION_WORDS: Final = {"int4": "int4", "fp4_e2m1_all": "nvfp4"}
-_NAMES, _PRECISION, _ACTIVATION = "keys", "precision", "activation"
+_NAMES, _PRECISION, _ACTIVATION, _SPLITS = "keys", "precision", "activation", "splits"
+AWQ: Final = "awq"  # as a precision: the layer is W4A16
 
 
 def make_key_set(names: str, precision: str) -> KeySet:
@@ -83,8 +92,11 @@ class Nunchaku(Family):
     )
 
     def claim(self, source: TensorSource) -> Claim:
-        """Claim layers with qweight and wscales in fragment order, of one generation of names."""
-        found: dict[str, LayerPlan] = {}
+        """Claim W4A4 layers in fragment order, of one generation of names, and AWQ layers."""
+        found = {
+            layer: LayerPlan(layer, plan.tensors, make_awq_facts(layer))
+            for layer, plan in find_layers(source, awq.AWQ_KEYS).items()
+        }
         for names in KEYS_BY_NAME:
             for precision in ("nvfp4", "int4"):
                 for layer, plan in find_layers(source, make_key_set(names, precision)).items():
@@ -95,17 +107,23 @@ class Nunchaku(Family):
             return NO_CLAIM
         stated = read_precision(source)
         for layer, plan in found.items():
-            if stated is not None and plan.facts[_PRECISION] != stated:
+            if stated is not None and plan.facts[_PRECISION] not in (stated, AWQ):
                 raise CheckpointError(
                     f"{source.path}: {layer}.wscales is {plan.facts[_PRECISION]}, the file's "
                     f"quantization_config says {stated}; one of them is of another file"
                 )
         if stated is not None:
             return Claim(found, True, f"quantization_config of svdquant {stated} in its metadata")
+        if isinstance(source, SplitFilesSource):
+            return Claim(
+                found, True, f"the two files of older releases, {' and '.join(SPLIT_FILES)}"
+            )
         return Claim(found, False, "qweight and wscales, without a quantization_config")
 
     def decode(self, parts: Parts, facts: Facts) -> QuantizedLinear:
         """Return the record, all fragments put into plain order."""
+        if facts[_PRECISION] == AWQ:
+            return awq.decode_awq(parts, int(facts[_SPLITS]))
         keys, precision = KEYS_BY_NAME[facts[_NAMES]], facts[_PRECISION]
         codes = fragments.unpack_codes(_matrix(parts, "qweight"))
         unpack = (
@@ -135,6 +153,8 @@ class Nunchaku(Family):
 
     def find_obstacle(self, linear: QuantizedLinear) -> str | None:
         """Return why nunchaku's kernels or keys cannot hold a layer."""
+        if linear.weight.format.name == awq.FORMAT:
+            return awq.find_awq_obstacle(linear)
         weight, activation = linear.weight.format.name, linear.activation
         pairs = {"nvfp4": ("nvfp4_nunchaku",), "int4": ("int4", "uint4_shifted")}
         if weight not in pairs:
@@ -164,6 +184,8 @@ class Nunchaku(Family):
 
     def encode(self, linear: QuantizedLinear, facts: Facts) -> Parts:
         """Return the tensors in fragment order, under today's key names unless `facts` say else."""
+        if linear.weight.format.name == awq.FORMAT:
+            return awq.encode_awq(linear, int(facts.get(_SPLITS, "1")))
         keys = KEYS_BY_NAME[facts.get(_NAMES, "proj")]
         weight = linear.weight
         parts = {"qweight": fragments.pack_codes(weight.data)}
@@ -184,6 +206,31 @@ class Nunchaku(Family):
             parts["bias"] = fragments.pack_vector(linear.bias)
         return parts
 
+    def make_facts(self, layer: str, linear: QuantizedLinear) -> Facts:
+        """Return how nunchaku reads a layer of that name."""
+        weight, activation = linear.weight.format.name, linear.activation
+        if weight == awq.FORMAT:
+            return make_awq_facts(layer)
+        if weight == "int4" and activation is not None:
+            wanted = find_activation(layer, weight)
+            if activation.name != wanted:
+                raise CheckpointError(
+                    f"{layer}: activation {activation.name}, but nunchaku gives a layer of this "
+                    f"name {wanted}; quantize it so, or write nunchaku_lite, which has int4 alone"
+                )
+        return {}
+
+    def find_origin(self, parts: Parts, facts: Facts) -> LayerOrigin | None:
+        """Return what the record lacks; of an AWQ layer the bias that has a one added."""
+        if facts[_PRECISION] != AWQ:
+            return super().find_origin(parts, facts)
+        is_moved = facts[_SPLITS] != "1" and "bias" in parts
+        return LayerOrigin(self.name, {"bias": parts["bias"]} if is_moved else {}, facts)
+
+    def find_bad_value(self, parts: Parts, facts: Facts) -> str | None:
+        """Return a zero point that is no number: the record shows it as a low-rank branch."""
+        return find_bad_zeros(parts)
+
     def make_side_content(
         self, layers: Mapping[str, Layer], source: TensorSource | None
     ) -> SideContent:
@@ -191,14 +238,19 @@ class Nunchaku(Family):
         kept = dict(source.metadata) if source is not None else {}
         if read_precision_of(kept) is not None:
             return SideContent(kept)
-        formats = {layer.linear.weight.format.name for layer in layers.values()}
-        ranks = {layer.linear.rank for layer in layers.values()}
+        linears = [layer.linear for layer in layers.values()]
+        linears = [linear for linear in linears if linear.weight.format.name != awq.FORMAT]
+        formats = {linear.weight.format.name for linear in linears} or {"int4"}
         if len(formats) != 1:
             raise CheckpointError(
                 f"layers in {sorted(formats)}: a nunchaku file has one precision; split the model"
             )
-        config = make_quantization_config(formats.pop(), max(ranks, default=0))
-        return SideContent({"quantization_config": json.dumps(config)})
+        rank = max((linear.rank for linear in linears), default=0)
+        config = make_quantization_config(formats.pop(), rank)
+        kept["quantization_config"] = json.dumps(config)
+        if isinstance(source, SplitFilesSource) and "config.json" in source.configs:
+            kept.setdefault("config", json.dumps(source.configs["config.json"]))
+        return SideContent(kept)
 
 
 def make_quantization_config(precision: str, rank: int) -> dict[str, Any]:
@@ -239,11 +291,33 @@ def read_precision_of(metadata: Mapping[str, str]) -> str | None:
     return _PRECISION_WORDS[word]
 
 
+def make_awq_facts(layer: str) -> Facts:
+    """Return the facts of an AWQ layer of that name."""
+    return {_PRECISION: AWQ, _SPLITS: str(awq.find_splits(layer))}
+
+
+def make_w4a4_facts(names: str, precision: str, activation: str) -> Facts:
+    """Return the facts of a W4A4 layer: generation of names, precision, activation format."""
+    return {_NAMES: names, _PRECISION: precision, _ACTIVATION: activation}
+
+
+def find_activation(layer: str, precision: str) -> str:
+    """Return the activation format that nunchaku gives a layer of that name."""
+    if precision == "nvfp4":
+        return "nvfp4_nunchaku"
+    return "uint4_shifted" if UNSIGNED_LAYERS.search(layer) else "int4"
+
+
+def find_bad_zeros(parts: Parts) -> str | None:
+    """Return what is wrong with the zero points of an AWQ layer; None for other layers too."""
+    zeros = parts.get("wzeros")
+    if zeros is None or bool(torch.isfinite(zeros).all()):
+        return None
+    return "wzeros: got NaN or infinite values, wanted finite numbers; write the file again"
+
+
 def _add_facts(plan: LayerPlan, names: str, precision: str) -> LayerPlan:
-    activation = "nvfp4_nunchaku"
-    if precision == "int4":
-        activation = "uint4_shifted" if UNSIGNED_LAYERS.search(plan.name) else "int4"
-    facts = {_NAMES: names, _PRECISION: precision, _ACTIVATION: activation}
+    facts = make_w4a4_facts(names, precision, find_activation(plan.name, precision))
     return LayerPlan(plan.name, plan.tensors, facts)
 
 

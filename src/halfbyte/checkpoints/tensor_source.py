@@ -6,16 +6,19 @@ a conversion can be planned by running it.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 
 from halfbyte.errors import CheckpointError
+from halfbyte.formats.halfbyte_file import RESERVED_KEYS
+from halfbyte.formats.packing import view_as_bytes
 from halfbyte.formats.safetensors_checkpoint import SafetensorsCheckpoint
 from halfbyte.formats.safetensors_header import TensorSpec, quoted
+from halfbyte.formats.safetensors_reader import SafetensorsFile
 
 MAX_CONFIG_BYTES = 64 * 2**20
 # Files beside the shards that say what the tensors mean.
@@ -49,6 +52,22 @@ class TensorSource(Protocol):
         """Close files."""
 
 
+@runtime_checkable
+class ChunkedSource(Protocol):
+    """A source that gives a tensor's bytes piece by piece, whatever its size."""
+
+    def iter_bytes(self, name: str) -> Iterator[torch.Tensor]:
+        """Yield the bytes of tensor `name` in order, [n] uint8 each."""
+
+
+def iter_tensor_bytes(source: TensorSource, name: str) -> Iterator[torch.Tensor]:
+    """Yield the bytes of a tensor in row-major order; at once where the source has no pieces."""
+    if isinstance(source, ChunkedSource):
+        yield from source.iter_bytes(name)
+    else:
+        yield view_as_bytes(source.read(name))
+
+
 class SafetensorsSource:
     """The tensors of a safetensors file or sharded directory."""
 
@@ -60,7 +79,7 @@ class SafetensorsSource:
             self.specs: dict[str, TensorSpec] = {
                 name: self.checkpoint.entry(name) for name in sorted(self.checkpoint.shard_of)
             }
-            self.metadata = join_metadata(self.checkpoint)
+            self.metadata = join_metadata(self.checkpoint.shards.values())
             folder = path if self.checkpoint.is_directory else path.parent
             self.configs = read_configs(folder) if self.checkpoint.is_directory else {}
         except BaseException:
@@ -83,6 +102,10 @@ class SafetensorsSource:
     def read(self, name: str) -> torch.Tensor:
         """Return the tensor called `name`."""
         return self.checkpoint.read_tensor(name)
+
+    def iter_bytes(self, name: str) -> Iterator[torch.Tensor]:
+        """Yield the bytes of tensor `name` in order."""
+        return self.checkpoint.file_of(name).iter_bytes(name)
 
     def close(self) -> None:
         """Close every shard."""
@@ -120,14 +143,14 @@ def get_spec(source: TensorSource, name: str) -> TensorSpec:
         raise CheckpointError(f"{source.path}: has no tensor {quoted(name)}") from None
 
 
-def join_metadata(checkpoint: SafetensorsCheckpoint) -> dict[str, str]:
-    """Return the metadata of all shards together; CheckpointError where they contradict."""
+def join_metadata(files: Iterable[SafetensorsFile]) -> dict[str, str]:
+    """Return the metadata of all files together; CheckpointError where they contradict."""
     joined: dict[str, str] = {}
-    for shard in checkpoint.shards.values():
-        for key, value in shard.metadata.items():
+    for file in files:
+        for key, value in file.metadata.items():
             if joined.setdefault(key, value) != value:
                 raise CheckpointError(
-                    f"{shard.path}: metadata {quoted(key)} differs from another shard's"
+                    f"{file.path}: metadata {quoted(key)} differs from another file's"
                 )
     return joined
 
