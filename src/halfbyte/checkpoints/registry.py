@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from halfbyte.checkpoints.comfyui import ComfyUI
 from halfbyte.checkpoints.compressed_tensors import CompressedTensors
 from halfbyte.checkpoints.family import Claim, Family, LayerPlan
 from halfbyte.checkpoints.halfbyte import Halfbyte
@@ -14,7 +15,8 @@ from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.formats.safetensors_header import quoted
 
 FAMILIES: dict[str, Family] = {
-    family.name: family for family in (Halfbyte(), Nunchaku(), ModelOpt(), CompressedTensors())
+    family.name: family
+    for family in (Halfbyte(), Nunchaku(), ModelOpt(), CompressedTensors(), ComfyUI())
 }
 FROM_FLAG = "--from"
 
