@@ -4,6 +4,7 @@
 `read_like_the_kernel` walks over tiles and words as the threads of the GEMV kernel do.
 """
 
+import json
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,6 +27,7 @@ from tests.checkpoints.family_files import (
 )
 from tests.random_linears import LinearShape, make_linear, make_weight
 
+METADATA = {"quantization_config": json.dumps(make_quantization_config("int4", 16))}
 LAYERS = {
     "proj": 1,
     "single_transformer_blocks.3.norm.linear": 3,
@@ -103,7 +105,7 @@ def write_file(folder, layers: dict[str, dict[str, torch.Tensor]]):
     tensors = {}
     for name, parts in layers.items():
         tensors |= name_parts(name, parts)
-    return FamilyFile(tensors, {}).write(folder)
+    return FamilyFile(tensors, METADATA).write(folder)
 
 
 def test_codes_are_those_that_the_kernel_reads():
@@ -140,7 +142,7 @@ def test_awq_and_w4a4_layers_of_one_file(tmp_path):
     w4a4 = Nunchaku().encode(make_linear(LinearShape(128, 128), ("int4", "int4")), {})
     awq_parts = pack_like_the_exporter(make_model(24, 64), 6)
     layers = {"a.norm1.linear": awq_parts, "a.qkv_proj": w4a4}
-    found, read = read_all(write_file(tmp_path / "in", layers), "nunchaku")
+    found, read = read_all(write_file(tmp_path / "in", layers))
     assert not found.passthrough
     side = Nunchaku().make_side_content(read, None)
     assert '"rank": 16' in side.metadata["quantization_config"]

@@ -156,7 +156,8 @@ class Nunchaku(Family):
         if linear.weight.format.name == awq.FORMAT:
             return awq.find_awq_obstacle(linear)
         weight, activation = linear.weight.format.name, linear.activation
-        pairs = {"nvfp4": ("nvfp4_nunchaku",), "int4": ("int4", "uint4_shifted")}
+        # x is quantized by the reader: a record made for stored divisors runs with unrounded ones.
+        pairs = {"nvfp4": ("nvfp4_nunchaku", "nvfp4_one_level"), "int4": ("int4", "uint4_shifted")}
         if weight not in pairs:
             return f"{weight} weights: nunchaku has NVFP4 and INT4 with groups of 64"
         if activation is None or activation.name not in pairs[weight]:

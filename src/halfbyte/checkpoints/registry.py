@@ -10,13 +10,21 @@ from halfbyte.checkpoints.family import Claim, Family, LayerPlan
 from halfbyte.checkpoints.halfbyte import Halfbyte
 from halfbyte.checkpoints.modelopt import ModelOpt
 from halfbyte.checkpoints.nunchaku import Nunchaku
+from halfbyte.checkpoints.nunchaku_lite import NunchakuLite
 from halfbyte.checkpoints.tensor_source import TensorSource
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.formats.safetensors_header import quoted
 
 FAMILIES: dict[str, Family] = {
     family.name: family
-    for family in (Halfbyte(), Nunchaku(), ModelOpt(), CompressedTensors(), ComfyUI())
+    for family in (
+        Halfbyte(),
+        Nunchaku(),
+        NunchakuLite(),
+        ModelOpt(),
+        CompressedTensors(),
+        ComfyUI(),
+    )
 }
 FROM_FLAG = "--from"
 
