@@ -21,12 +21,7 @@ from halfbyte.checks.scaled_mma_facts import (
 from halfbyte.checks.target_suffix import check_target_suffix
 from halfbyte.checks.tensor_memory_budget import check_tensor_memory
 from halfbyte.errors import FormatError
-from halfbyte.kernels.gemm_w4a4.config import (
-    GemmConfig,
-    LowRankConfig,
-    TileConfig,
-    plan_storage,
-)
+from halfbyte.kernels.gemm_w4a4.config import GemmConfig, LowRankConfig, TileConfig, plan_storage
 from tests.checks.compiled_gemm import compile_parts
 from tests.checks.conftest import CompileGemm
 

@@ -5,16 +5,18 @@ from dataclasses import replace
 
 import pytest
 
+from halfbyte.kernels.gemm_w4a4.choose import (
+    GemmRequest,
+    choose_config,
+    choose_low_rank,
+    estimate_cycles,
+)
 from halfbyte.kernels.gemm_w4a4.config import (
     LARGE_TILES,
     EpilogueConfig,
     GemmConfig,
-    GemmRequest,
     LowRankConfig,
     TileConfig,
-    choose_config,
-    choose_low_rank,
-    estimate_cycles,
     plan_storage,
 )
 from tests.docs.pages import ROOT

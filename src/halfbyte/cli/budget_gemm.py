@@ -17,7 +17,8 @@ from halfbyte.errors import UsageError, printable
 if TYPE_CHECKING:
     from halfbyte.checks.finding import CheckReport
     from halfbyte.kernels.gemm_w4a4.budget import GemmBudget
-    from halfbyte.kernels.gemm_w4a4.config import GemmConfig, GemmRequest
+    from halfbyte.kernels.gemm_w4a4.choose import GemmRequest
+    from halfbyte.kernels.gemm_w4a4.config import GemmConfig
 
 GEMM = "gemm_w4a4"
 _LAYOUT_TILES = ((128, 256, 1), (256, 256, 2))  # M, N, CTAs
@@ -77,7 +78,7 @@ def print_gemm_budget(options: argparse.Namespace, console: Console) -> int:
         raise UsageError("NAME:PARAMETER names a program's tensor map; gemm_w4a4 has names: NAME")
     if options.layout:
         return _show_layout(options.gpu, options.as_json, console)
-    from halfbyte.kernels.gemm_w4a4.config import GemmRequest
+    from halfbyte.kernels.gemm_w4a4.choose import GemmRequest
 
     request = GemmRequest(
         options.m, options.n, options.k, options.rank, options.format, options.dtype, options.dtype
@@ -110,7 +111,8 @@ def _choose_config(request: "GemmRequest", options: argparse.Namespace) -> "Gemm
     from dataclasses import replace
 
     from halfbyte.arch import find_gpu
-    from halfbyte.kernels.gemm_w4a4.config import TileConfig, check_legal, choose_config
+    from halfbyte.kernels.gemm_w4a4.choose import choose_config
+    from halfbyte.kernels.gemm_w4a4.config import TileConfig, check_legal
 
     config = choose_config(request, find_gpu(options.gpu).target)
     if options.tile:

@@ -12,13 +12,9 @@ import torch
 
 from halfbyte.errors import FormatError
 from halfbyte.formats.scale_layout import padded_scale_shape
-from halfbyte.kernels.gemm_w4a4.config import (
-    EpilogueConfig,
-    GemmRequest,
-    check_request,
-    count_resident_clusters,
-)
-from halfbyte.kernels.gemm_w4a4.config import choose_config as choose_gemm_config
+from halfbyte.kernels.gemm_w4a4.choose import GemmRequest, check_request, count_resident_clusters
+from halfbyte.kernels.gemm_w4a4.choose import choose_config as choose_gemm_config
+from halfbyte.kernels.gemm_w4a4.config import EpilogueConfig
 from halfbyte.kernels.gemm_w4a4.placement import (
     K_MULTIPLE,
     LORA_DTYPES,

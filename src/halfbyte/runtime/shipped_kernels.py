@@ -5,19 +5,21 @@ what else is asked for is compiled when it is first used. Nothing here imports C
 makes its program only when it is compiled.
 """
 
-import importlib
-import importlib.util
 import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from halfbyte.device.kernel_source import KernelSource
 from halfbyte.errors import UsageError, printable
+from halfbyte.kernels.gemm_w4a4 import choose, config
+from halfbyte.kernels.gemm_w4a4 import source as gemm_source
+from halfbyte.kernels.quantize_act_lora import config as quantize
+from halfbyte.kernels.quantize_act_lora import source as quantize_source
 
 # Rows of activations: decoding, small batches, and the token counts of image models.
 _ROWS = (1, 32, 64, 256, 4352)
 # (N, K, rank): the linears of image and language models that SVDQuant is used on.
-_LINEARS = ((3840, 3072, 128), (3840, 15360, 128), (15360, 3840, 128), (10240, 3072, 32))
+_LINEARS = ((3072, 3840, 128), (15360, 3840, 128), (3840, 15360, 128), (3072, 10240, 32))
 _DTYPES = ("bfloat16", "float16")
 
 
@@ -36,23 +38,17 @@ def list_shipped(target: str, kernel: str | None = None) -> list[KernelSource]:
     return [
         source
         for name, list_sources in _LISTS.items()
-        if kernel in (None, name) and _is_present(name)
+        if kernel in (None, name)
         for source in list_sources(target)
     ]
 
 
-def _is_present(name: str) -> bool:
-    return importlib.util.find_spec(f"halfbyte.kernels.{name}.source") is not None
-
-
 def _list_quantize_act_lora(target: str) -> list[KernelSource]:
-    config = importlib.import_module("halfbyte.kernels.quantize_act_lora.config")
-    make_source = importlib.import_module("halfbyte.kernels.quantize_act_lora.source").make_source
     return _make_each(
-        make_source,
+        quantize_source.make_source,
         (
-            config.choose_config(
-                config.QuantizeRequest(
+            quantize.choose_config(
+                quantize.QuantizeRequest(
                     mode=mode, dtype=dtype, m=m, k=k, rank=rank, target=target, lora_dtype=dtype
                 )
             )
@@ -63,8 +59,6 @@ def _list_quantize_act_lora(target: str) -> list[KernelSource]:
 
 
 def _list_gemm_w4a4(target: str) -> list[KernelSource]:
-    config = importlib.import_module("halfbyte.kernels.gemm_w4a4.config")
-    make_source = importlib.import_module("halfbyte.kernels.gemm_w4a4.source").make_source
     if target not in config.TARGETS:
         return []
     epilogues = [
@@ -72,10 +66,10 @@ def _list_gemm_w4a4(target: str) -> list[KernelSource]:
         for has_alpha, has_bias in itertools.product((False, True), repeat=2)
     ]
     return _make_each(
-        make_source,
+        gemm_source.make_source,
         (
-            config.choose_config(
-                config.GemmRequest(m, n, k, rank, "nvfp4", dtype, dtype, epilogue), target
+            choose.choose_config(
+                choose.GemmRequest(m, n, k, rank, "nvfp4", dtype, dtype, epilogue), target
             )
             for dtype, epilogue in itertools.product(_DTYPES, epilogues)
             for m, (n, k, rank) in itertools.product(_ROWS, _LINEARS)

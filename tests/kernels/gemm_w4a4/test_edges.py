@@ -7,12 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from halfbyte.kernels.gemm_w4a4.config import (
-    EpilogueConfig,
-    GemmConfig,
-    LowRankConfig,
-    TileConfig,
-)
+from halfbyte.kernels.gemm_w4a4.config import EpilogueConfig, GemmConfig, LowRankConfig, TileConfig
 from halfbyte.kernels.gemm_w4a4.source import list_arguments, make_source
 from tests.kernels.gemm_w4a4.gemm_runs import (
     OutputBuffer,

@@ -8,6 +8,12 @@ import pytest
 import torch
 
 from halfbyte.errors import FormatError
+from halfbyte.kernels.gemm_w4a4.choose import (
+    GemmRequest,
+    check_request,
+    choose_config,
+    count_resident_clusters,
+)
 from halfbyte.kernels.gemm_w4a4.config import (
     ACTIVATIONS,
     FEW_TOKENS,
@@ -15,13 +21,9 @@ from halfbyte.kernels.gemm_w4a4.config import (
     SPLITS,
     EpilogueConfig,
     GemmConfig,
-    GemmRequest,
     LowRankConfig,
     TileConfig,
     check_legal,
-    check_request,
-    choose_config,
-    count_resident_clusters,
 )
 from halfbyte.virtual.device import LaunchOptions
 from tests.covering_array import make_covering_array

@@ -7,12 +7,8 @@ from typing import Any
 
 import pytest
 
-from halfbyte.kernels.gemm_w4a4.config import (
-    EpilogueConfig,
-    GemmConfig,
-    GemmRequest,
-    choose_config,
-)
+from halfbyte.kernels.gemm_w4a4.choose import GemmRequest, choose_config
+from halfbyte.kernels.gemm_w4a4.config import EpilogueConfig, GemmConfig
 from tests.kernels.gemm_w4a4.gemm_runs import check_gemm, compile_gemm
 from tests.kernels.gemm_w4a4.operands import GemmShape, make_operands
 

@@ -7,6 +7,7 @@ from halfbyte.checks.finding import CheckFinding
 from halfbyte.checks.shared_budget import compare_declared
 from halfbyte.checks.tensor_memory_budget import TensorBuffer
 from halfbyte.errors import FormatError
+from halfbyte.kernels.gemm_w4a4.choose import GemmRequest, count_resident_clusters
 from halfbyte.kernels.gemm_w4a4.config import (
     BLOCK_K,
     EPILOGUE_WARPS,
@@ -14,9 +15,7 @@ from halfbyte.kernels.gemm_w4a4.config import (
     ROWS_PER_CTA,
     TMEM_COLUMNS,
     GemmConfig,
-    GemmRequest,
     StorageConfig,
-    count_resident_clusters,
     plan_storage,
 )
 
