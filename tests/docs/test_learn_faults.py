@@ -18,8 +18,8 @@ class Fault:
     name: str
     program: str
     page: str
-    old: str
-    new: str
+    sound: str
+    faulty: str
     quote: str
 
 
@@ -115,8 +115,8 @@ FAULTS = (
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_is_reported_as_its_page_says(fault: Fault, b200: Any, tmp_path: Path) -> None:
     text = (FOLDER / fault.program).read_text(encoding="utf-8")
-    assert text.count(fault.old) == 1
-    changed = text.replace(fault.old, fault.new)
+    assert text.count(fault.sound) == 1
+    changed = text.replace(fault.sound, fault.faulty)
     said, _ = run_program(Program(fault.program, None, changed, (), (), ()), b200, tmp_path)
     assert list_missing(said, (fault.quote,)) == [], said
     page = (FOLDER / fault.page).read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ makes its program only when it is compiled.
 
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal
 
 from halfbyte.device.kernel_source import KernelSource
 from halfbyte.errors import UsageError, printable
@@ -20,7 +20,7 @@ from halfbyte.kernels.quantize_act_lora import source as quantize_source
 _ROWS = (1, 32, 64, 256, 4352)
 # (N, K, rank): the linears of image and language models that SVDQuant is used on.
 _LINEARS = ((3072, 3840, 128), (15360, 3840, 128), (3840, 15360, 128), (3072, 10240, 32))
-_DTYPES = ("bfloat16", "float16")
+_DTYPES: tuple[Literal["bfloat16", "float16"], ...] = ("bfloat16", "float16")
 
 
 def list_shipped(target: str, kernel: str | None = None) -> list[KernelSource]:
