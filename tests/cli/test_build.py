@@ -23,7 +23,6 @@ def tiny_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         return [make_source(ScaledSumConfig(2.0, target))] if is_written else []
 
     monkeypatch.setattr(shipped_kernels, "_LISTS", {"scaled_sum": list_sources})
-    monkeypatch.setattr(shipped_kernels, "_is_present", lambda name: True)
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ def tiny_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         return [make_source(ScaledSumConfig(2.0))] if target == "sm_100a" else []
 
     monkeypatch.setattr(shipped_kernels, "_LISTS", {"scaled_sum": list_sources})
-    monkeypatch.setattr(shipped_kernels, "_is_present", lambda name: True)
     monkeypatch.setattr(kernel_availability, "KERNELS", ("scaled_sum",))
 
 
