@@ -100,6 +100,9 @@ class Family(ABC):
         can_write: whether files of the family are written.
         origin_parts: parts that the record does not hold bit for bit; all others, `encode` gives
             back as they were.
+        lists_layers: whether the metadata of each file lists the layers in it, so that the files
+            of a sharded checkpoint differ in it.
+        keeps_origins: whether a file holds what its layers were converted from.
     """
 
     name: ClassVar[str]
@@ -107,6 +110,8 @@ class Family(ABC):
     container: ClassVar[str] = "safetensors"
     can_write: ClassVar[bool] = True
     origin_parts: ClassVar[tuple[str, ...]] = ()
+    lists_layers: ClassVar[bool] = False
+    keeps_origins: ClassVar[bool] = False
 
     @abstractmethod
     def claim(self, source: TensorSource) -> Claim:

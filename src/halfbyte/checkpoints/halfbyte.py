@@ -38,6 +38,8 @@ class Halfbyte(Family):
 
     name: ClassVar[str] = "halfbyte"
     title: ClassVar[str] = "halfbyte"
+    lists_layers: ClassVar[bool] = True
+    keeps_origins: ClassVar[bool] = True
 
     def claim(self, source: TensorSource) -> Claim:
         """Claim the layers that the file's metadata lists; certain, as nothing else has it."""

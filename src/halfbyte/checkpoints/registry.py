@@ -12,6 +12,8 @@ from halfbyte.checkpoints.modelopt import ModelOpt
 from halfbyte.checkpoints.nunchaku import Nunchaku
 from halfbyte.checkpoints.nunchaku_lite import NunchakuLite
 from halfbyte.checkpoints.tensor_source import TensorSource
+from halfbyte.checkpoints.trial import choose_by_original
+from halfbyte.checkpoints.vllm_omni import VllmOmni, VllmOmniConverted
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.formats.safetensors_header import quoted
 
@@ -21,6 +23,8 @@ FAMILIES: dict[str, Family] = {
         Halfbyte(),
         Nunchaku(),
         NunchakuLite(),
+        VllmOmni(),
+        VllmOmniConverted(),
         ModelOpt(),
         CompressedTensors(),
         ComfyUI(),
@@ -55,19 +59,28 @@ def get_family(name: str) -> Family:
         raise UsageError(f"family {name!r} is unknown; use one of: {known}") from None
 
 
-def recognise(source: TensorSource, name: str | None = None) -> Recognised:
+def list_claims(source: TensorSource) -> dict[str, Claim]:
+    """Return what every family says of `source` that has layers in it."""
+    claims = {family.name: family.claim(source) for family in FAMILIES.values()}
+    return {name: claim for name, claim in claims.items() if claim.layers}
+
+
+def recognise(
+    source: TensorSource, name: str | None = None, original: TensorSource | None = None
+) -> Recognised:
     """Return the family of `source` and its layers.
 
     Args:
         source: an open checkpoint.
         name: the family that the user names; None to decide by the file.
+        original: the unquantized model, which decides between possible readings by trial.
 
     Raises:
         CheckpointError: no family reads it, several could, the named one cannot, or a tensor of a
             quantized layer is left over; the message lists candidates and what would decide.
     """
-    claims = {family.name: family.claim(source) for family in FAMILIES.values()}
-    claims = {name: claim for name, claim in claims.items() if claim.layers}
+    claims = list_claims(source)
+    evidence = ""
     if name is not None:
         chosen = get_family(name)
         if name not in claims:
@@ -75,15 +88,25 @@ def recognise(source: TensorSource, name: str | None = None) -> Recognised:
                 f"{source.path}: has no layer of family {name}; {describe_claims(claims)}"
             )
     else:
-        chosen = _choose(source.path, claims)
+        candidates = list_candidates(claims)
+        if len(candidates) > 1 and original is not None:
+            trials = {name: (FAMILIES[name], claims[name]) for name in candidates}
+            winner, evidence = choose_by_original(source, original, trials)
+            chosen = FAMILIES[winner]
+        else:
+            chosen = _choose(source.path, claims)
     claim = claims[chosen.name]
     passthrough = list_passthrough(source, claim.layers)
-    return Recognised(chosen, claim.layers, passthrough, claim.evidence)
+    return Recognised(chosen, claim.layers, passthrough, evidence or claim.evidence)
+
+
+def list_candidates(claims: Mapping[str, Claim]) -> list[str]:
+    """Return the families that may be meant: the certain ones, or else all that are possible."""
+    return [name for name, claim in claims.items() if claim.is_certain] or list(claims)
 
 
 def _choose(path: Path, claims: Mapping[str, Claim]) -> Family:
-    certain = [name for name, claim in claims.items() if claim.is_certain]
-    candidates = certain or list(claims)
+    candidates = list_candidates(claims)
     if len(candidates) == 1:
         return FAMILIES[candidates[0]]
     if not candidates:

@@ -14,7 +14,6 @@ from typing import Any, Protocol, Self, runtime_checkable
 import torch
 
 from halfbyte.errors import CheckpointError
-from halfbyte.formats.halfbyte_file import RESERVED_KEYS
 from halfbyte.formats.packing import view_as_bytes
 from halfbyte.formats.safetensors_checkpoint import SafetensorsCheckpoint
 from halfbyte.formats.safetensors_header import TensorSpec, quoted
@@ -74,14 +73,17 @@ class SafetensorsSource:
     def __init__(self, path: Path) -> None:
         """Open `path`; CheckpointError for a damaged file or unreadable configuration."""
         self.path = path
+        self.metadata: Mapping[str, str] = {}
         self.checkpoint = SafetensorsCheckpoint(path)
         try:
-            self.specs: dict[str, TensorSpec] = {
+            self.specs: Mapping[str, TensorSpec] = {
                 name: self.checkpoint.entry(name) for name in sorted(self.checkpoint.shard_of)
             }
             self.metadata = join_metadata(self.checkpoint.shards.values())
             folder = path if self.checkpoint.is_directory else path.parent
-            self.configs = read_configs(folder) if self.checkpoint.is_directory else {}
+            self.configs: Mapping[str, Any] = (
+                read_configs(folder) if self.checkpoint.is_directory else {}
+            )
         except BaseException:
             self.checkpoint.close()
             raise

@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from halfbyte.cli.exit_codes import EXIT_INTERRUPTED
+from halfbyte.cli.progress import ProgressDisplay
 from halfbyte.errors import UsageError, printable
 from halfbyte.peak_memory import read_peak_memory_bytes
 
 if TYPE_CHECKING:
     from halfbyte.svdquant.presets import SVDQuantPreset
-    from halfbyte.svdquant.quantize_file import ProgressEvent, QuantizeFileRequest
+    from halfbyte.svdquant.quantize_file import QuantizeFileRequest
 
 DEFAULT_PRESET = "nvfp4_weight_only_r32"
 _SHOWN_LAYERS = 5  # worst layers in the closing table; the report holds all
-_SHOWN_CHARACTERS = 32  # of the unit at hand: the end of a name tells more than its beginning
 _STAGES = {"check": "checking input", "quantize": "quantizing"}
 
 _EPILOG = (
@@ -99,20 +98,9 @@ def _find_preset(name: str, rank: int | None) -> "SVDQuantPreset":
 def _run(request: "QuantizeFileRequest", console: Console) -> dict[str, Any]:
     from halfbyte.svdquant.quantize_file import quantize_file
 
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeElapsedColumn(),
-        TextColumn("ETA"),
-        TimeRemainingColumn(),
-        TextColumn("peak {task.fields[peak]}"),
-        TextColumn("{task.fields[unit]}", markup=False),
-        console=console,
-    )
     try:
-        with progress:
-            outcome = quantize_file(request, _ProgressDisplay(progress).show)
+        with ProgressDisplay(console, _STAGES) as display:
+            outcome = quantize_file(request, display.show)
     except UsageError as error:
         raise typer.BadParameter(printable(str(error))) from error
     except KeyboardInterrupt:
@@ -125,30 +113,6 @@ def _run(request: "QuantizeFileRequest", console: Console) -> dict[str, Any]:
         "report_path": str(request.report_path),
         "report": outcome.report,
     }
-
-
-class _ProgressDisplay:
-    """Shows the events of a run as one bar per stage."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._tasks: dict[str, Any] = {}
-
-    def show(self, event: "ProgressEvent") -> None:
-        """Show one event."""
-        if event.stage == "note":
-            self._progress.console.print(_show(event.text))
-            return
-        if event.stage not in self._tasks:
-            self._tasks[event.stage] = self._progress.add_task(
-                _STAGES[event.stage], total=event.total_bytes, peak="", unit=""
-            )
-        self._progress.update(
-            self._tasks[event.stage],
-            completed=event.done_bytes,
-            peak=f"{read_peak_memory_bytes() / 1e6:.0f} MB",
-            unit=printable(event.text)[-_SHOWN_CHARACTERS:],
-        )
 
 
 def _print_result(result: dict[str, Any], request: "QuantizeFileRequest", console: Console) -> None:

@@ -7,8 +7,16 @@ from pathlib import Path
 from halfbyte.errors import CheckpointError, UsageError
 
 
-def check_target(source: Path, target: Path, report: Path) -> None:
+def check_target(
+    source: Path, target: Path, report: Path, *, may_become_directory: bool = False
+) -> None:
     """Raise an error if `source` and `target` cannot be meant, or `target` cannot be written.
+
+    Args:
+        source: the input.
+        target: the output.
+        report: where the report goes.
+        may_become_directory: whether one file may be made into a directory.
 
     Raises:
         UsageError: the same place, one inside the other, a file where a directory belongs, a
@@ -18,6 +26,10 @@ def check_target(source: Path, target: Path, report: Path) -> None:
     """
     try:
         _check_places(source, target)
+        if source.is_file() and target.is_dir() and not may_become_directory:
+            raise UsageError(
+                f"{target}: is a directory and {source} one file; give the output file's name"
+            )
         _check_parent(target)
         _check_report(source, target, report)
         _check_parent(report)
@@ -38,10 +50,6 @@ def _check_places(source: Path, target: Path) -> None:
         raise UsageError(f"{target}: lies inside the input {source}; choose a place outside it")
     if real_source.is_relative_to(real_target):
         raise UsageError(f"{target}: contains the input {source}; choose another output")
-    if source.is_file() and target.is_dir():
-        raise UsageError(
-            f"{target}: is a directory and {source} one file; give the output file's name"
-        )
     if target.is_symlink():
         raise UsageError(f"{target}: is a link; give the place it leads to")
     if target.exists() and not (target.is_file() or target.is_dir()):

@@ -10,15 +10,17 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.formats.output_files import OutputFile
-from halfbyte.formats.safetensors_reader import CHUNK_BYTES
+from halfbyte.formats.safetensors_header import TensorEntry
+from halfbyte.formats.safetensors_reader import CHUNK_BYTES, open_regular_file
 from halfbyte.formats.safetensors_writer import (
     TEMPORARY_SUFFIX,
     PreallocatedFile,
@@ -181,7 +183,8 @@ class UnfinishedOutput:
         return fd
 
     def _resume_or_begin(self, fingerprint: str) -> None:
-        lines = self._read_lines()
+        lines, whole = read_journal(self.journal)
+        os.ftruncate(self._fd, whole)  # a line cut by a kill would swallow the next one
         if not lines or lines[0].get("fingerprint") != fingerprint or not self.folder.is_dir():
             self.was_other_run = bool(lines) and lines[0].get("fingerprint") != fingerprint
             lines = []
@@ -197,27 +200,6 @@ class UnfinishedOutput:
         for line in lines[1:]:
             unit = FinishedUnit(line["name"], line["checksum"], line["layers"])
             self.finished[unit.name] = unit
-
-    def _read_lines(self) -> list[dict[str, Any]]:
-        with open(self.journal, "rb") as stream:
-            text = stream.read()
-        lines: list[dict[str, Any]] = []
-        whole = 0
-        for raw in text.splitlines(keepends=True):
-            if not raw.endswith(b"\n"):
-                break
-            try:
-                line = json.loads(raw)
-                is_run = not lines and "fingerprint" in line
-                is_unit = bool(lines) and {"name", "checksum", "layers"} <= line.keys()
-            except (ValueError, AttributeError, TypeError):
-                break
-            if not (is_run or is_unit):
-                break
-            lines.append(line)
-            whole += len(raw)
-        os.ftruncate(self._fd, whole)  # a line cut by a kill would swallow the next one
-        return lines
 
     def _append(self, line: dict[str, Any]) -> None:
         raw = json.dumps(line, separators=(",", ":")).encode() + b"\n"
@@ -239,3 +221,79 @@ class UnfinishedOutput:
 def get_unfinished_folder(target: Path) -> Path:
     """Return where the unfinished output of `target` lies."""
     return target.parent / f".{target.name}{TEMPORARY_SUFFIX}"
+
+
+def read_journal(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the whole lines of a journal, the run's first, and the bytes that they take."""
+    with open(path, "rb") as stream:
+        text = stream.read()
+    lines: list[dict[str, Any]] = []
+    whole = 0
+    for raw in text.splitlines(keepends=True):
+        if not raw.endswith(b"\n"):
+            break
+        try:
+            line = json.loads(raw)
+            is_run = not lines and "fingerprint" in line
+            is_unit = bool(lines) and {"name", "checksum", "layers"} <= line.keys()
+        except (ValueError, AttributeError, TypeError):
+            break
+        if not (is_run or is_unit):
+            break
+        lines.append(line)
+        whole += len(raw)
+    return lines, whole
+
+
+def is_output_of(
+    target: Path,
+    files: Sequence[OutputFile],
+    fingerprint: str,
+    tensors: Mapping[str, Sequence[str]],
+) -> bool:
+    """Return whether `target` is the finished output of a run that was killed before its end.
+
+    Args:
+        target: a file, or a directory.
+        files: what it consists of.
+        fingerprint: of the run.
+        tensors: names of the output tensors of every unit.
+    """
+    journal = target.parent / f".{target.name}{JOURNAL_SUFFIX}"
+    is_unfinished = (get_unfinished_folder(target) / files[0].name).exists()
+    if is_unfinished or not target.exists() or not journal.exists():
+        return False
+    lines, _ = read_journal(journal)
+    checksums = {line["name"]: line["checksum"] for line in lines[1:]}
+    if not lines or lines[0]["fingerprint"] != fingerprint or checksums.keys() != tensors.keys():
+        return False
+    places = {file.name: target / file.name if target.is_dir() else target for file in files}
+    try:
+        return _measure_units(places, files, tensors) == checksums
+    except (OSError, CheckpointError):
+        return False
+
+
+def _measure_units(
+    places: Mapping[str, Path], files: Sequence[OutputFile], tensors: Mapping[str, Sequence[str]]
+) -> dict[str, int]:
+    """Return the CRC-32 of every unit's tensors in finished files; {} for files of another run."""
+    found: dict[str, int] = {}
+    with ExitStack() as stack:
+        streams: dict[str, tuple[BinaryIO, TensorEntry]] = {}
+        for file in files:
+            opened = open_regular_file(places[file.name])
+            stream: BinaryIO = stack.enter_context(os.fdopen(opened, "rb"))
+            if stream.read(len(file.prefix)) != file.prefix:
+                return {}
+            streams |= {name: (stream, entry) for name, entry in file.layout.tensors.items()}
+        for unit, names in tensors.items():
+            checksum = 0
+            for name in sorted(names):
+                place, entry = streams[name]
+                place.seek(entry.start)
+                for start in range(0, entry.num_bytes, CHUNK_BYTES):
+                    data = place.read(min(CHUNK_BYTES, entry.num_bytes - start))
+                    checksum = zlib.crc32(data, checksum)
+            found[unit] = checksum
+    return found

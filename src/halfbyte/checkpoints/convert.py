@@ -1,0 +1,326 @@
+"""A checkpoint of one family into a file or directory of another, layer by layer.
+
+Invariants: the target appears whole or not at all; a run that was killed anywhere and started
+again gives the bytes of an undisturbed run; what is held in memory is one layer, never the model;
+nothing is put in place that its own family does not read, or that failed the proof.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from halfbyte.checkpoints.conversion_plan import (
+    ConversionPlan,
+    describe_passthrough,
+    plan_conversion,
+)
+from halfbyte.checkpoints.family import Family, Layer, Parts, read_layer, write_layer
+from halfbyte.checkpoints.open_source import OpenSources
+from halfbyte.checkpoints.registry import Recognised, get_family, recognise
+from halfbyte.checkpoints.tensor_source import TensorSource, iter_tensor_bytes
+from halfbyte.checkpoints.verify import LayerProof, Verification, verify_conversion
+from halfbyte.errors import CheckpointError
+from halfbyte.formats.dtypes import FLOAT_DTYPES
+from halfbyte.formats.file_target import check_free_space, check_may_replace, check_target
+from halfbyte.formats.output_files import WorkUnit, encode_index, encode_report
+from halfbyte.formats.safetensors_header import quoted
+from halfbyte.formats.safetensors_writer import write_bytes_atomically
+from halfbyte.formats.side_files import check_unchanged, read_side_file
+from halfbyte.formats.unfinished_output import (
+    FinishedUnit,
+    UnfinishedOutput,
+    get_unfinished_folder,
+    is_output_of,
+)
+
+REPORT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class ConvertEvent:
+    """Where a run stands.
+
+    Attributes:
+        stage: "convert" works off the units, "verify" reads the output again, "note" carries a
+            message.
+        done_bytes: input bytes done in this stage.
+        total_bytes: input bytes of this stage.
+        text: the unit or layer at hand, or the message.
+    """
+
+    stage: Literal["convert", "verify", "note"]
+    done_bytes: int
+    total_bytes: int
+    text: str
+
+
+OnEvent = Callable[[ConvertEvent], None]
+
+
+@dataclass(frozen=True)
+class ConvertRequest:
+    """What to do.
+
+    Attributes:
+        source: a checkpoint of any family that is read.
+        target: a file (a name that ends in .safetensors, .sft or .gguf) or a directory.
+        to: the family to write.
+        origin: the family of the source; None to decide by the file.
+        original: the unquantized model, which decides between possible families by trial.
+        verify: whether to prove, layer by layer, that the output means what the source means.
+        report: where the JSON report goes; None for beside the target.
+        force: replace a target that holds something else.
+    """
+
+    source: Path
+    target: Path
+    to: str
+    origin: str | None = None
+    original: Path | None = None
+    verify: bool = False
+    report: Path | None = None
+    force: bool = False
+
+    @property
+    def report_path(self) -> Path:
+        """Where the report goes: `NAME.report.json` beside the target unless told otherwise."""
+        name = self.target.name.removesuffix(".safetensors")
+        return self.report or self.target.parent / f"{name}.report.json"
+
+
+@dataclass(frozen=True)
+class ConvertResult:
+    """How a run ended.
+
+    Attributes:
+        status: "written", or "already_done" where a run that was killed at its very end had
+            finished.
+        resumed_units: units that an earlier, interrupted run had finished.
+        report: the report as written; None when already done.
+    """
+
+    status: Literal["written", "already_done"]
+    resumed_units: int
+    report: dict[str, Any] | None
+
+
+def convert_checkpoint(
+    request: ConvertRequest, on_event: OnEvent = lambda event: None
+) -> ConvertResult:
+    """Return how the run went; the target is then whole, or untouched.
+
+    An interrupt keeps what is done for the next run; an error removes it.
+
+    Raises:
+        UsageError: paths or names that cannot be meant.
+        CheckpointError: an input that is corrupt, ambiguous or cannot be held by the target
+            family, a place that cannot be written, a layer that failed the proof.
+    """
+    request = replace(request, source=Path(request.source), target=Path(request.target))
+    target = get_family(request.to)
+    check_target(request.source, request.target, request.report_path, may_become_directory=True)
+    with OpenSources() as sources:
+        source = sources.open(request.source)
+        original = None if request.original is None else sources.open(Path(request.original))
+        found = recognise(source, request.origin, original)
+        plan = plan_conversion(source, found, target, request.target)
+        fingerprint = plan.make_fingerprint(found.family.name)
+        tensors = {unit.name: plan.tensors_of(unit) for unit in plan.units}
+        if is_output_of(request.target, plan.files, fingerprint, tensors):
+            UnfinishedOutput.remove_leftovers(request.target)
+            return ConvertResult("already_done", len(plan.units), None)
+        check_may_replace(request.target, plan.is_directory, request.force, "this conversion")
+        if not os.path.lexists(get_unfinished_folder(request.target)):
+            check_free_space(request.target, plan.output_bytes)
+        run = _Run(request, source, found, plan, on_event)
+        with UnfinishedOutput(request.target, plan.files, fingerprint) as output:
+            try:
+                return run.write(output)
+            except Exception:
+                output.discard()
+                raise
+
+
+class _Run:
+    """One pass over the units of a plan."""
+
+    def __init__(
+        self,
+        request: ConvertRequest,
+        source: TensorSource,
+        found: Recognised,
+        plan: ConversionPlan,
+        on_event: OnEvent,
+    ) -> None:
+        self.request = request
+        self.source = source
+        self.found = found
+        self.plan = plan
+        self.on_event = on_event
+
+    def write(self, output: UnfinishedOutput) -> ConvertResult:
+        resumed = self._drop_damaged_units(output)
+        self._note_resumption(output, resumed)
+        done = 0
+        for unit in self.plan.units:
+            self._show("convert", done, (*unit.layers, unit.name)[0])
+            if unit.name not in output.finished:
+                entries = self._work_off(output, unit)
+                checksum = output.measure_checksum(self.plan.tensors_of(unit))
+                output.record(FinishedUnit(unit.name, checksum, entries))
+            done += unit.num_bytes
+        self._show("convert", done, "")
+        if self.plan.is_directory:
+            self._write_side_files(output)
+        verification = self._read_again(output)
+        check_unchanged(self.plan.stamps, "converted")
+        report = self._make_report(output, verification)
+        write_bytes_atomically(self.request.report_path, encode_report(report))
+        output.finish(self.plan.is_directory)
+        return ConvertResult("written", resumed, report)
+
+    def _show(self, stage: Literal["convert", "verify"], done: int, text: str) -> None:
+        self.on_event(ConvertEvent(stage, done, self.plan.input_bytes, text))
+
+    def _note_resumption(self, output: UnfinishedOutput, resumed: int) -> None:
+        text = ""
+        if output.was_other_run:
+            text = "an interrupted run had another input or other settings; starting over"
+        elif resumed:
+            text = f"continuing an interrupted run: {resumed} of {len(self.plan.units)} units done"
+        if text:
+            self.on_event(ConvertEvent("note", 0, 0, text))
+
+    def _drop_damaged_units(self, output: UnfinishedOutput) -> int:
+        units = {unit.name: unit for unit in self.plan.units}
+        for name, finished in list(output.finished.items()):
+            unit = units.get(name)
+            names = self.plan.tensors_of(unit) if unit else []
+            if unit is None or output.measure_checksum(names) != finished.checksum:
+                output.drop(name)
+        return len(output.finished)
+
+    def _work_off(self, output: UnfinishedOutput, unit: WorkUnit) -> list[dict[str, Any]]:
+        for name in unit.copies:
+            start = 0
+            for chunk in iter_tensor_bytes(self.source, name):
+                output.file_of(name).write_bytes(name, chunk, start)
+                start += chunk.numel()
+        return [self._convert_layer(output, name) for name in unit.layers]
+
+    def _convert_layer(self, output: UnfinishedOutput, name: str) -> dict[str, Any]:
+        layer = read_layer(self.found.family, self.source, self.found.layers[name])
+        parts = write_layer(self.plan.target, layer)
+        planned = self.plan.layers[name].tensors
+        self._check_parts(name, parts)
+        for part, tensor in parts.items():
+            output.file_of(planned[part].name).write_bytes(planned[part].name, tensor)
+        return self._describe_layer(layer)
+
+    def _check_parts(self, name: str, parts: Parts) -> None:
+        planned = self.plan.layers[name].tensors
+        promised = {part: (spec.dtype.torch_dtype, spec.shape) for part, spec in planned.items()}
+        made = {part: (tensor.dtype, tuple(tensor.shape)) for part, tensor in parts.items()}
+        if made != promised:
+            raise CheckpointError(
+                f"{self.source.path}: {name}: encoded to {quoted(made)}, planned was "
+                f"{quoted(promised)}; this is a defect in halfbyte"
+            )
+        for part, tensor in parts.items():
+            if tensor.dtype in FLOAT_DTYPES and not bool(torch.isfinite(tensor).all()):
+                raise CheckpointError(
+                    f"{self.source.path}: {name}: {part} of {self.plan.target.name} would be "
+                    "infinite or NaN: a scale of the source is too small for its reciprocal"
+                )
+
+    def _describe_layer(self, layer: Layer) -> dict[str, Any]:
+        linear, plan = layer.linear, self.found.layers[layer.name]
+        specs = self.plan.layers[layer.name].tensors.values()
+        return {
+            "name": layer.name,
+            "out_features": linear.out_features,
+            "in_features": linear.in_features,
+            "format": linear.weight.format.name,
+            "activation": None if linear.activation is None else linear.activation.name,
+            "rank": linear.rank,
+            "bytes_before": sum(self.source.specs[n].num_bytes for n in plan.tensors.values()),
+            "bytes_after": sum(spec.num_bytes for spec in specs),
+        }
+
+    def _write_side_files(self, output: UnfinishedOutput) -> None:
+        files = dict(self.plan.side_files)
+        for name in self.plan.copied_files:
+            files[name] = read_side_file(self.request.source, name)
+        if self.plan.index_name is not None:
+            files[self.plan.index_name] = encode_index(self.plan.files)
+        for name, data in files.items():
+            write_bytes_atomically(output.folder / name, data)
+
+    def _read_again(self, output: UnfinishedOutput) -> Verification | None:
+        """Return the proof, or None; either way the target family must read what was written."""
+        path = output.folder
+        if not self.plan.is_directory:
+            path /= self.plan.files[0].name
+        with OpenSources() as sources:
+            written = sources.open(path)
+            again = self._recognise_written(written, self.plan.target)
+            if not self.request.verify:
+                return None
+            done = 0
+
+            def advance(text: str, num_bytes: int) -> None:
+                nonlocal done
+                self._show("verify", done, text)
+                done += num_bytes
+
+            verification = verify_conversion((self.source, self.found), (written, again), advance)
+            self._show("verify", done, "")
+            return verification
+
+    def _recognise_written(self, written: TensorSource, target: Family) -> Recognised:
+        again = recognise(written, target.name)
+        wanted, got = set(self.plan.layers), set(again.layers)
+        if wanted != got:
+            raise CheckpointError(
+                f"{self.request.target}: {target.name} would read other layers than were written: "
+                f"{quoted(sorted(wanted ^ got))}; this is a defect in halfbyte"
+            )
+        return again
+
+    def _make_report(
+        self, output: UnfinishedOutput, verification: Verification | None
+    ) -> dict[str, Any]:
+        proofs: Mapping[str, LayerProof] = {} if verification is None else verification.layers
+        layers = sorted(
+            (entry for unit in output.finished.values() for entry in unit.layers),
+            key=lambda entry: entry["name"],
+        )
+        for entry in layers:
+            proof = proofs.get(entry["name"])
+            entry["proof"] = None if proof is None else asdict(proof)
+        return {
+            "report": "halfbyte convert",
+            "report_version": REPORT_VERSION,
+            "input": str(self.request.source),
+            "output": str(self.request.target),
+            "from": self.found.family.name,
+            "to": self.plan.target.name,
+            "evidence": self.found.evidence,
+            "totals": {
+                "layers": len(layers),
+                "bytes_before": sum(entry["bytes_before"] for entry in layers),
+                "bytes_after": sum(entry["bytes_after"] for entry in layers),
+            },
+            "verified": None if verification is None else verification.describe(),
+            "layers": layers,
+            "passthrough": describe_passthrough(self.source, self.found),
+            "written_files": sorted(
+                [*(file.name for file in self.plan.files), *self.plan.side_files]
+            ),
+            "copied_files": list(self.plan.copied_files),
+            "not_copied": list(self.plan.not_copied),
+        }

@@ -1,0 +1,122 @@
+"""The proof that a converted checkpoint means what its source means, layer by layer.
+
+Both files are read anew, each by its own family's rules, and every layer is compared as float64:
+dequantised weight, product of the low-rank factors, smoothing, bias, scale of the activations.
+Each is equal, or within the roundings to float32 that a reciprocal costs (`difference.ROUNDING`).
+Tensors that belong to no layer are compared byte by byte. What the source's family means by its
+bytes is not proved here: a model of the source's origin (`--original`) tells that.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from halfbyte.checkpoints.difference import ROUNDING, describe_shape, find_deviation
+from halfbyte.checkpoints.family import is_same_linear, read_layer
+from halfbyte.checkpoints.registry import Recognised
+from halfbyte.checkpoints.tensor_source import TensorSource, iter_tensor_bytes
+from halfbyte.errors import CheckpointError
+from halfbyte.formats.safetensors_header import quoted
+
+Opened = tuple[TensorSource, Recognised]
+
+
+@dataclass(frozen=True)
+class LayerProof:
+    """What was found of one layer.
+
+    Attributes:
+        result: "identical" records, equal "values", or "rounded" within the bound.
+        deviation: the largest relative deviation of a value.
+        component: where it is; "" where there is none.
+    """
+
+    result: Literal["identical", "values", "rounded"]
+    deviation: float
+    component: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The proofs of a whole file.
+
+    Attributes:
+        layers: by name.
+        copies: tensors that were compared byte by byte.
+    """
+
+    layers: Mapping[str, LayerProof]
+    copies: int
+
+    def describe(self) -> dict[str, Any]:
+        """Return the sums for a report."""
+        proofs = self.layers.values()
+        return {
+            "identical": sum(proof.result == "identical" for proof in proofs),
+            "equal_values": sum(proof.result == "values" for proof in proofs),
+            "rounded": sum(proof.result == "rounded" for proof in proofs),
+            "worst_deviation": max((proof.deviation for proof in proofs), default=0.0),
+            "bound": ROUNDING,
+            "copied_tensors": self.copies,
+        }
+
+
+def verify_conversion(
+    source: Opened, target: Opened, advance: Callable[[str, int], None]
+) -> Verification:
+    """Return the proofs of all layers and copied tensors of two open checkpoints.
+
+    Args:
+        source: what was converted, and how it is read.
+        target: what it became, and how that is read.
+        advance: called with the name at hand and the source's bytes of it.
+
+    Raises:
+        CheckpointError: a layer whose values differ, or a copy whose bytes do; the message names
+            it.
+    """
+    reader, found = source
+    proofs = {}
+    for name, plan in found.layers.items():
+        advance(name, sum(reader.specs[tensor].num_bytes for tensor in plan.tensors.values()))
+        proofs[name] = prove_layer(source, target, name)
+    for name in found.passthrough:
+        advance(name, reader.specs[name].num_bytes)
+        if not is_same_content(reader, target[0], name):
+            raise CheckpointError(
+                f"{reader.path}: tensor {quoted(name)} has other bytes in the output; "
+                "the disk or memory is at fault"
+            )
+    return Verification(proofs, len(found.passthrough))
+
+
+def prove_layer(source: Opened, target: Opened, name: str) -> LayerProof:
+    """Return what was found of layer `name`; CheckpointError where its values differ."""
+    sides = []
+    for reader, found in (source, target):
+        sides.append(read_layer(found.family, reader, found.layers[name]).linear)
+    left, right = sides
+    where = f"{source[0].path}: layer {quoted(name)}"
+    shapes = describe_shape(left), describe_shape(right)
+    if shapes[0] != shapes[1]:
+        raise CheckpointError(f"{where} is {shapes[0]}, its conversion {shapes[1]}; not converted")
+    if is_same_linear(left, right):
+        return LayerProof("identical", 0.0, "")
+    deviations = find_deviation(left, right)
+    component = max(deviations, key=lambda key: deviations[key])
+    worst = deviations[component]
+    if not worst <= ROUNDING:
+        raise CheckpointError(
+            f"{where}: {component} of its conversion deviates by {worst:.3g}, allowed is "
+            f"{ROUNDING:.3g} (roundings to float32); not converted"
+        )
+    return LayerProof("rounded" if worst else "values", worst, component if worst else "")
+
+
+def is_same_content(left: TensorSource, right: TensorSource, name: str) -> bool:
+    """Return whether tensor `name` has one dtype, shape and content in both."""
+    one, other = left.specs[name], right.specs.get(name)
+    if other is None or (one.dtype.name, one.shape) != (other.dtype.name, other.shape):
+        return False
+    pairs = zip(iter_tensor_bytes(left, name), iter_tensor_bytes(right, name), strict=False)
+    return all(piece.equal(counterpart) for piece, counterpart in pairs)
