@@ -12,6 +12,7 @@ from halfbyte.checkpoints.modelopt import ModelOpt
 from halfbyte.checkpoints.nunchaku import Nunchaku
 from halfbyte.checkpoints.nunchaku_lite import NunchakuLite
 from halfbyte.checkpoints.tensor_source import TensorSource
+from halfbyte.checkpoints.torchao import TorchAO
 from halfbyte.checkpoints.trial import choose_by_original
 from halfbyte.checkpoints.vllm_omni import VllmOmni, VllmOmniConverted
 from halfbyte.errors import CheckpointError, UsageError
@@ -28,6 +29,7 @@ FAMILIES: dict[str, Family] = {
         ModelOpt(),
         CompressedTensors(),
         ComfyUI(),
+        TorchAO(),
     )
 }
 FROM_FLAG = "--from"
