@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from halfbyte.checkpoints.conversion_plan import (
     ConversionPlan,
     describe_passthrough,
@@ -26,6 +24,7 @@ from halfbyte.checkpoints.verify import LayerProof, Verification, verify_convers
 from halfbyte.errors import CheckpointError
 from halfbyte.formats.dtypes import FLOAT_DTYPES
 from halfbyte.formats.file_target import check_free_space, check_may_replace, check_target
+from halfbyte.formats.halfbyte_layer import has_only_finite
 from halfbyte.formats.output_files import WorkUnit, encode_index, encode_report
 from halfbyte.formats.safetensors_header import quoted
 from halfbyte.formats.safetensors_writer import write_bytes_atomically
@@ -231,7 +230,7 @@ class _Run:
                 f"{quoted(promised)}; this is a defect in halfbyte"
             )
         for part, tensor in parts.items():
-            if tensor.dtype in FLOAT_DTYPES and not bool(torch.isfinite(tensor).all()):
+            if tensor.dtype in FLOAT_DTYPES and not has_only_finite(tensor):
                 raise CheckpointError(
                     f"{self.source.path}: {name}: {part} of {self.plan.target.name} would be "
                     "infinite or NaN: a scale of the source is too small for its reciprocal"
