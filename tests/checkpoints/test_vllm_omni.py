@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from halfbyte.checkpoints.family import Layer, write_layer
+from halfbyte.checkpoints.registry import recognise
 from halfbyte.checkpoints.tensor_source import SafetensorsSource
 from halfbyte.checkpoints.vllm_omni import VllmOmni, VllmOmniConverted, make_omni_config
 from halfbyte.errors import CheckpointError
@@ -114,6 +115,20 @@ def test_converted_file_means_what_was_converted(tmp_path):
 def test_file_that_can_be_either_is_refused_with_both_names(tmp_path):
     with pytest.raises(CheckpointError, match=r"vllm-omni or vllm-omni-converted.*--from.*--orig"):
         read_all(write_file(tmp_path / "in", make_parts()))
+
+
+@pytest.mark.parametrize("family", ["vllm-omni", "vllm-omni-converted"])
+def test_original_decides(tmp_path, family):
+    parts = make_parts()
+    parts["smooth_factor"] = (parts["smooth_factor"].float() ** 4).bfloat16()
+    stored = parts if family == "vllm-omni" else convert_like_the_first_converter(parts)
+    bias = parts["bias"].double().numpy()
+    weight = multiply(parts, np.eye(128)) - bias
+    original = {f"{LAYER}.weight": torch.from_numpy(weight.T.copy()).float()}
+    model = FamilyFile(original).write(tmp_path / "model")
+    path = write_file(tmp_path / "in", stored)
+    with SafetensorsSource(path) as source, SafetensorsSource(model) as unquantized:
+        assert recognise(source, None, unquantized).family.name == family
 
 
 @pytest.mark.parametrize("parts", [make_parts(64, 128), make_parts(128, 48), make_parts(rank=8)])

@@ -11,6 +11,7 @@ from halfbyte.checkpoints.halfbyte import Halfbyte
 from halfbyte.checkpoints.modelopt import ModelOpt
 from halfbyte.checkpoints.nunchaku import Nunchaku
 from halfbyte.checkpoints.nunchaku_lite import NunchakuLite
+from halfbyte.checkpoints.svdquant_kernels import SvdquantKernels, SvdquantKernelsProduct
 from halfbyte.checkpoints.tensor_source import TensorSource
 from halfbyte.checkpoints.torchao import TorchAO
 from halfbyte.checkpoints.trial import choose_by_original
@@ -26,6 +27,8 @@ FAMILIES: dict[str, Family] = {
         NunchakuLite(),
         VllmOmni(),
         VllmOmniConverted(),
+        SvdquantKernels(),
+        SvdquantKernelsProduct(),
         ModelOpt(),
         CompressedTensors(),
         ComfyUI(),
