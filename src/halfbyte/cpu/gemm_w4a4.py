@@ -5,8 +5,10 @@ dequantized a few rows at a time and multiplied in float32.
 """
 
 from collections.abc import Callable
+from typing import Final
 
 import torch
+from torch.nn import functional
 
 from halfbyte.cpu.quantize_act_lora import CHUNK_ELEMENTS, QuantizedActivation, row_chunks
 from halfbyte.errors import FormatError
@@ -25,6 +27,13 @@ from halfbyte.native.packed_linear import (
     multiply_packed,
 )
 
+# What may follow the sum, by the name that kernels and ops have for it.
+ACTIVATIONS: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "none": lambda values: values,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda values: functional.gelu(values, approximate="tanh"),
+    "silu": functional.silu,
+}
 # Without vector integer products the decoded float32 product is faster beyond so few rows.
 _MAX_GENERIC_ROWS = 4
 # Up to so many rows, reading and decoding the weights costs more than the products.
@@ -33,29 +42,35 @@ _MAX_PRODUCT_ROWS = 16
 
 @torch.no_grad()
 def gemm_w4a4(
-    act: QuantizedActivation, linear: QuantizedLinear, out_dtype: torch.dtype
+    act: QuantizedActivation,
+    linear: QuantizedLinear,
+    out_dtype: torch.dtype,
+    activation: str = "none",
 ) -> torch.Tensor:
     """Return the linear's output: [M, N] `out_dtype`, rounded once.
 
-    y = (act @ weight.T) * channel_scale + bias + lora_act @ lora_up.T
+    y = f((act @ weight.T) * channel_scale + bias + lora_act @ lora_up.T)
 
     Args:
         act: what `quantize_act_lora` returned for this linear.
         linear: the linear; its tensors are on the CPU.
         out_dtype: float32, bfloat16 or float16.
+        activation: f, one of ACTIVATIONS; it is applied to float32 sums.
 
     Raises:
-        FormatError: an activation of another depth, or an output dtype that is not supported.
+        FormatError: an activation of another depth, an output dtype or an f that there is not.
     """
+    function = get_activation(activation)
     if act.values.columns != linear.in_features:
         raise FormatError(
             f"act: {act.values.columns} columns, the linear has K={linear.in_features}"
         )
     if out_dtype not in FLOAT_DTYPES:
         raise FormatError(f"out_dtype {out_dtype}, wanted float32, bfloat16 or float16")
-    out = torch.empty(act.values.shape[0], linear.out_features, dtype=out_dtype)
+    sum_dtype = out_dtype if activation == "none" else torch.float32
+    out = torch.empty(act.values.shape[0], linear.out_features, dtype=sum_dtype)
     if out.numel() == 0:
-        return out
+        return out.to(out_dtype)
     if (act.lora_act is None) != (linear.rank == 0):
         raise FormatError(f"act: lora_act is {act.lora_act}, but the linear has rank {linear.rank}")
     loaded = find_library(act.values.data, act.values.format)
@@ -63,9 +78,16 @@ def gemm_w4a4(
         a, w = make_operand(act.values), make_operand(linear.weight)
         if _is_worthwhile(loaded, a, w):
             multiply_packed(loaded, a, w, _make_epilogue(linear, act.lora_act), out)
-            return out
+            return function(out).to(out_dtype)
     multiply_decoded(lambda rows: _decode_rows(act.values, rows), linear, act.lora_act, out)
-    return out
+    return function(out).to(out_dtype)
+
+
+def get_activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function of float32 sums; FormatError lists the known names."""
+    if name not in ACTIVATIONS:
+        raise FormatError(f"activation {name!r} is unknown; use one of: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
 
 
 def multiply_decoded(

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 
 from halfbyte.errors import FormatError
-from halfbyte.formats.activation import ActivationFormat
 from halfbyte.formats.block_counts import BlockCounts
 from halfbyte.formats.block_scaled_tensor import BlockScaledTensor
 from halfbyte.formats.compiled import count_blocks, find_library, make_settings
 from halfbyte.formats.dtypes import FLOAT_DTYPES
+from halfbyte.formats.input_rule import InputRule
 from halfbyte.formats.nvfp4 import GlobalScale, make_global_scale
 from halfbyte.formats.quantize import quantize_activation
 from halfbyte.formats.quantize_plan import make_activation_plan
@@ -53,15 +53,23 @@ def quantize_act_lora(x: torch.Tensor, linear: QuantizedLinear) -> QuantizedActi
     Raises:
         FormatError: a weight-only linear, or an x that does not fit.
     """
-    if linear.activation is None:
-        raise FormatError("linear is weight-only (activation None): its input is not quantized")
+    rule = InputRule.from_linear(linear)
     check_activation(x, linear)
-    loaded = find_library(x, linear.activation.block_format)
-    if loaded is None:
-        values, counts = _quantize_in_torch(x, linear, linear.activation)
-    else:
-        values, counts = _quantize_compiled(loaded, x, linear, linear.activation)
+    values, counts = quantize_rows(x, rule)
     return QuantizedActivation(values, project_lora(x, linear), counts)
+
+
+def quantize_rows(x: torch.Tensor, rule: InputRule) -> tuple[BlockScaledTensor, BlockCounts]:
+    """Return x [M, K] quantized by `rule`, without a low-rank part, and its block counts.
+
+    Args:
+        x: float32, bfloat16 or float16 on the CPU, any strides.
+        rule: of the linear that reads it; its smooth has K factors.
+    """
+    loaded = find_library(x, rule.activation.block_format)
+    if loaded is None:
+        return _quantize_in_torch(x, rule)
+    return _quantize_compiled(loaded, x, rule)
 
 
 def check_activation(x: torch.Tensor, linear: QuantizedLinear) -> None:
@@ -97,25 +105,26 @@ def row_chunks(num_rows: int, columns: int) -> list[slice]:
     return [slice(start, min(start + step, num_rows)) for start in range(0, num_rows, step)]
 
 
-def smooth_rows(x: torch.Tensor, linear: QuantizedLinear, shift: float) -> torch.Tensor:
+def smooth_rows(x: torch.Tensor, smooth: torch.Tensor | None, shift: float) -> torch.Tensor:
     """Return (float32(x) + shift) / float32(smooth): [rows, K] float32."""
     z = x.to(torch.float32)
     if shift != 0.0:
         z = z + shift
-    return z if linear.smooth is None else z / linear.smooth.to(torch.float32)
+    return z if smooth is None else z / smooth.to(torch.float32)
 
 
 def _quantize_compiled(
-    loaded: NativeLibrary, x: torch.Tensor, linear: QuantizedLinear, act: ActivationFormat
+    loaded: NativeLibrary, x: torch.Tensor, rule: InputRule
 ) -> tuple[BlockScaledTensor, BlockCounts]:
+    act = rule.activation
     values = x if is_supported(x) else x.contiguous()
     smooth = None
-    if linear.smooth is not None:
-        smooth = linear.smooth.to(torch.float32).contiguous()
+    if rule.smooth is not None:
+        smooth = rule.smooth.to(torch.float32).contiguous()
     plan = make_activation_plan(act)
     scale = GlobalScale(torch.ones(()), torch.ones(()))
-    if act.global_scale == "static" and linear.activation_global_scale is not None:
-        scale = GlobalScale(linear.activation_global_scale, 1.0 / linear.activation_global_scale)
+    if act.global_scale == "static" and rule.global_scale is not None:
+        scale = GlobalScale(rule.global_scale, 1.0 / rule.global_scale)
     elif act.global_scale == "dynamic":
         amax, _ = measure_amax(loaded, values, smooth=smooth, shift=act.shift)
         scale = make_global_scale(torch.tensor(amax), plan.mode)
@@ -128,15 +137,13 @@ def _quantize_compiled(
     return record, count_blocks(blocks)
 
 
-def _quantize_in_torch(
-    x: torch.Tensor, linear: QuantizedLinear, act: ActivationFormat
-) -> tuple[BlockScaledTensor, BlockCounts]:
-    z = smooth_rows(x, linear, act.shift)
+def _quantize_in_torch(x: torch.Tensor, rule: InputRule) -> tuple[BlockScaledTensor, BlockCounts]:
+    z = smooth_rows(x, rule.smooth, rule.activation.shift)
     is_bad = ~z.isfinite()
     has_bad = bool(is_bad.any())
     if has_bad:
         z = z.masked_fill(is_bad, 0.0)
-    values, counts = quantize_activation(z, act, linear.activation_global_scale)
+    values, counts = quantize_activation(z, rule.activation, rule.global_scale)
     if has_bad:
         _spoil_blocks(values, is_bad)
     return values, counts

@@ -36,6 +36,7 @@ import torch
 from halfbyte.errors import FormatError
 from halfbyte.formats.activation import ActivationFormat
 from halfbyte.formats.block_format import BlockFormat
+from halfbyte.formats.input_rule import InputRule
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.reference.decode import ByteArray, Float64Array, make_value_table, read_floats
 
@@ -94,18 +95,26 @@ def quantize_act_lora(x: torch.Tensor, linear: QuantizedLinear) -> ReferenceActi
         raise FormatError("linear is weight-only: it has no activation format to quantize x with")
     check_input(x, linear)
     raw = read_floats(x)
-    z = raw.astype(np.float32)
-    if linear.activation.shift != 0.0:  # not added where absent: -0.0 keeps its sign
-        z = (z + np.float32(linear.activation.shift)).astype(np.float32)
-    if linear.smooth is not None:
-        z = (z / read_floats(linear.smooth).astype(np.float32)).astype(np.float32)
-    global_scale = None
-    if linear.activation_global_scale is not None:
-        global_scale = np.float32(read_floats(linear.activation_global_scale).item())
     lora_act = None
     if linear.lora_down is not None and linear.rank > 0:
         lora_act = raw @ read_floats(linear.lora_down).T
-    return quantize_rows(z, linear.activation, global_scale, lora_act)
+    return quantize_input(raw, InputRule.from_linear(linear), lora_act)
+
+
+def quantize_input(
+    x: Float64Array, rule: InputRule, lora_act: Float64Array | None = None
+) -> ReferenceActivation:
+    """Return x [M, K], exact values of its dtype, quantized by a linear's rule."""
+    z = x.astype(np.float32)
+    if rule.activation.shift != 0.0:  # not added where absent: -0.0 keeps its sign
+        z = (z + np.float32(rule.activation.shift)).astype(np.float32)
+    if rule.smooth is not None:
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            z = (z / read_floats(rule.smooth).astype(np.float32)).astype(np.float32)
+    global_scale = None
+    if rule.global_scale is not None:
+        global_scale = np.float32(read_floats(rule.global_scale).item())
+    return quantize_rows(z, rule.activation, global_scale, lora_act)
 
 
 def quantize_rows(
