@@ -40,7 +40,7 @@ def kill_at_call(number: int) -> None:
         setattr(os, name, make_counted(getattr(os, name)))
 
 
-def run(request: QuantizeFileRequest, kill_at: int | None) -> int:
+def run(act: Callable[[], object], kill_at: int | None) -> int:
     """Run once in a fork; return its wait status."""
     child = os.fork()
     if child == 0:
@@ -48,7 +48,7 @@ def run(request: QuantizeFileRequest, kill_at: int | None) -> int:
         try:
             if kill_at is not None:
                 kill_at_call(kill_at)
-            quantize_file(request)
+            act()
             code = 0
         finally:
             os._exit(code)
@@ -63,34 +63,48 @@ def clear(target: Path, old: Path | None) -> None:
         shutil.copytree(old, target)
 
 
-def main() -> None:
-    """Kill at call 1, 1 + STRIDE, ... until a run gets through unharmed."""
-    source, target, stride = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    force = "--force" in sys.argv
-    old = None
-    if force:
-        old = target.parent.parent / "old"
-        old.mkdir()
-        for name in OLD_OUTPUT:
-            (old / name).write_bytes(OLD_OUTPUT[name])
-    preset = PRESETS["nvfp4_weight_only_r32"]
-    request = QuantizeFileRequest(source, target, preset, force=force)
+def make_old_output(target: Path) -> Path:
+    """Make a directory of OLD_OUTPUT beside the target's own and return it."""
+    old = target.parent.parent / "old"
+    old.mkdir()
+    for name in OLD_OUTPUT:
+        (old / name).write_bytes(OLD_OUTPUT[name])
+    return old
+
+
+def try_every_call(
+    act: Callable[[], object], target: Path, stride: int, old: Path | None
+) -> dict[str, Any]:
+    """Kill `act` at call 1, 1 + stride, ... until a run gets through unharmed.
+
+    Returns the number of kills, and in words what went wrong after them.
+    """
     clear(target, old)
-    assert run(request, None) == 0
+    assert run(act, None) == 0
     wanted, names = read_tree(target), sorted(os.listdir(target.parent))
     failures: list[str] = []
     for kill_at in itertools.count(1, stride):
         clear(target, old)
-        if run(request, kill_at) == 0:
+        if run(act, kill_at) == 0:
             break
         half = read_tree(target) if target.exists() else {}
         if half not in ({}, wanted, OLD_OUTPUT):
             failures.append(f"call {kill_at}: half an output is visible")
-        if run(request, None) != 0:
+        if run(act, None) != 0:
             failures.append(f"call {kill_at}: the second run failed")
         elif read_tree(target) != wanted or sorted(os.listdir(target.parent)) != names:
             failures.append(f"call {kill_at}: {sorted(os.listdir(target.parent))} differs")
-    print(json.dumps({"kills": (kill_at - 1) // stride, "failures": failures}))
+    return {"kills": (kill_at - 1) // stride, "failures": failures}
+
+
+def main() -> None:
+    """Quantize IN, killed everywhere."""
+    source, target, stride = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    force = "--force" in sys.argv
+    old = make_old_output(target) if force else None
+    preset = PRESETS["nvfp4_weight_only_r32"]
+    request = QuantizeFileRequest(source, target, preset, force=force)
+    print(json.dumps(try_every_call(lambda: quantize_file(request), target, stride, old)))
 
 
 if __name__ == "__main__":

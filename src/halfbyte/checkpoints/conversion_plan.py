@@ -123,7 +123,7 @@ def plan_conversion(
         raise UsageError(f"{target.name} is read, not written; choose another --to")
     layers = plan_layers(source, found, target)
     is_own = found.family.name == target.name
-    content = target.make_side_content(layers, source)
+    content = target.make_side_content(layers, hide_records(source))
     is_directory = decide_directory(source, place, content)
     shards = dict.fromkeys(source.specs, DEFAULT_SHARD if is_directory else place.name)
     if is_directory and isinstance(source, SafetensorsSource) and source.checkpoint.is_directory:
@@ -197,6 +197,13 @@ def decide_directory(source: TensorSource, place: Path, content: SideContent) ->
     return not is_file and (bool(content.files) or source.path.is_dir() or place.is_dir())
 
 
+def hide_records(source: TensorSource) -> TensorSource:
+    """Return `source` without tensors' values and without what our own format says of layers."""
+    view = MetaSource(source)
+    view.metadata = {k: v for k, v in source.metadata.items() if k not in RESERVED_KEYS}
+    return view
+
+
 def read_stamps(source: TensorSource) -> dict[Path, Stamp]:
     """Return the stamps of all files of a checkpoint."""
     path = source.path
@@ -249,7 +256,8 @@ def _lay_out(
     files = []
     for shard, held in sorted(specs.items()):
         here = {name: layer for name, layer in layers.items() if planned[name].shard == shard}
-        own = target.make_side_content(here if target.lists_layers else layers, source).metadata
+        listed = here if target.lists_layers else layers
+        own = target.make_side_content(listed, hide_records(source)).metadata
         layout, prefix = LAYOUTS[target.container](held.values(), {**kept, **own})
         files.append(OutputFile(shard, layout, prefix))
     return tuple(files)

@@ -14,6 +14,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 import torch
 
 from halfbyte.errors import CheckpointError
+from halfbyte.formats.halfbyte_file import RESERVED_KEYS
 from halfbyte.formats.packing import view_as_bytes
 from halfbyte.formats.safetensors_checkpoint import SafetensorsCheckpoint
 from halfbyte.formats.safetensors_header import TensorSpec, quoted
@@ -146,11 +147,14 @@ def get_spec(source: TensorSource, name: str) -> TensorSpec:
 
 
 def join_metadata(files: Iterable[SafetensorsFile]) -> dict[str, str]:
-    """Return the metadata of all files together; CheckpointError where they contradict."""
+    """Return the metadata of all files together; CheckpointError where they contradict.
+
+    Each file of our own format lists its own layers: there the first one's entry stands.
+    """
     joined: dict[str, str] = {}
     for file in files:
         for key, value in file.metadata.items():
-            if joined.setdefault(key, value) != value:
+            if joined.setdefault(key, value) != value and key not in RESERVED_KEYS:
                 raise CheckpointError(
                     f"{file.path}: metadata {quoted(key)} differs from another file's"
                 )
