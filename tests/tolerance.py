@@ -20,26 +20,29 @@ def measure_error(y: torch.Tensor, wanted: Float64Array) -> float:
 
 def measure_torch_error(x: torch.Tensor, linear: QuantizedLinear) -> float:
     """Return the error of the same layer on dequantized operands, done by torch in x's dtype."""
+    return measure_error(run_in_torch(x, linear), w4a4_linear(x, linear))
 
-    def in_dtype(values: Float64Array | torch.Tensor | None) -> torch.Tensor | None:
-        return None if values is None else torch.as_tensor(values).to(x.dtype)
 
-    operand: torch.Tensor | None = x
+def run_in_torch(x: torch.Tensor, linear: QuantizedLinear) -> torch.Tensor:
+    """Return y of the layer on dequantized operands, all of it in x's dtype."""
+
+    def in_dtype(values: Float64Array) -> torch.Tensor:
+        return torch.as_tensor(values).to(x.dtype)
+
+    operand = x
     if linear.activation is not None:
         operand = in_dtype(dequantize_activation(quantize_act_lora(x, linear)))
     elif linear.smooth is not None:
-        operand = x / in_dtype(linear.smooth)
+        operand = x / linear.smooth.to(x.dtype)
     weight = in_dtype(dequantize(linear.weight))
-    assert operand is not None
-    assert weight is not None
     y = operand @ weight.T
     if linear.channel_scale is not None:
-        y = y * in_dtype(linear.channel_scale)
+        y = y * linear.channel_scale.to(x.dtype)
     if linear.bias is not None:
-        y = y + in_dtype(linear.bias)
+        y = y + linear.bias.to(x.dtype)
     if linear.lora_down is not None and linear.lora_up is not None:
         y = y + (x @ linear.lora_down.to(x.dtype).T) @ linear.lora_up.to(x.dtype).T
-    return measure_error(y, w4a4_linear(x, linear))
+    return y
 
 
 def measure_one_rounding(x: torch.Tensor, linear: QuantizedLinear) -> float:
