@@ -4,6 +4,9 @@ import copy
 import dataclasses
 import io
 import pickle
+import re
+import threading
+from typing import Any
 
 import pytest
 import torch
@@ -148,6 +151,41 @@ def test_the_backend_is_checked_where_it_is_named() -> None:
     assert W4A4Linear.from_linear(linear, "nvfp4_plain", backend="cpu").backend == "cpu"
     with pytest.raises(UsageError, match="backend 'b200'"):
         set_backend(nn.Sequential(linear), "b200")
+
+
+@pytest.mark.parametrize("backend", [None, 3, b"cpu", "virtual-b2000"])
+def test_a_backend_set_on_the_module_is_checked_at_the_call(backend: Any) -> None:
+    module = make_module()
+    module.backend = backend
+    with pytest.raises(UsageError, match=re.escape(f"backend {backend!r} is unknown")):
+        module(make_x())
+
+
+@needs_virtual_gpu
+def test_threads_share_a_module() -> None:
+    module, x = make_module(), make_x()
+    wanted, found = module(x), []
+
+    def call() -> None:
+        try:
+            found.extend(torch.equal(module(x), wanted) for _ in range(3))
+        except Exception as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 12
+
+
+@needs_virtual_gpu
+def test_a_negative_static_scale_is_named() -> None:
+    linear = make_linear(LinearShape(n=N, k=K, dtype=torch.bfloat16), ("nvfp4", "nvfp4_static"))
+    linear = dataclasses.replace(linear, activation_global_scale=torch.tensor(-0.5))
+    with pytest.raises(FormatError, match=r"activation_global_scale is -0.5, wanted positive"):
+        W4A4Linear(linear, BACKEND)(make_x())
 
 
 def test_set_backend_reaches_every_module() -> None:

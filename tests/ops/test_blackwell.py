@@ -199,7 +199,7 @@ def test_formats_without_an_mma_are_refused(pair: tuple[str, str | None], messag
     ("backend", "error", "message"),
     [
         ("gpu", UsageError, "backend 'gpu' is unknown; choose one of auto, cpu, virtual-b200"),
-        ("virtual-h100", UsageError, "unknown GPU 'h100'"),
+        ("virtual-h100", UsageError, "backend 'virtual-h100' is unknown"),
         ("virtual-h200", UnsupportedHardwareError, "the kernel for sm_90a does not exist yet"),
     ],
 )

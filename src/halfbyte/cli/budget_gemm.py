@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 GEMM = "gemm_w4a4"
 _LAYOUT_TILES = ((128, 256, 1), (256, 256, 2))  # M, N, CTAs
+_MOST_DIGITS, _SHOWN_CHARACTERS = 18, 200
 _FORMATS, _DTYPES = ("nvfp4", "mxfp4", "int4"), ("float16", "bfloat16")
 _PLACEMENTS = ("tail", "spread", "own_ring")
 
@@ -96,14 +97,20 @@ def read_declared(texts: Sequence[str]) -> tuple[dict[str, int], dict[int, str]]
     for text in texts:
         left, _, figure = text.partition("=")
         name, _, parameter = left.partition(":")
-        is_number = figure.isdigit() and (parameter.isdigit() or ":" not in left)
+        is_number = _is_number(figure) and (_is_number(parameter) or ":" not in left)
         if not name or not is_number:
             wanted = "NAME=BYTES or NAME:PARAMETER=BYTES"
-            raise UsageError(f"--declare {printable(text)}: {wanted} is wanted, e.g. lora_up=16384")
+            shown = printable(text[:_SHOWN_CHARACTERS])
+            raise UsageError(f"--declare {shown}: {wanted} is wanted, e.g. lora_up=16384")
         figures[name] = int(figure)
         if parameter:
             names[int(parameter)] = name
     return figures, names
+
+
+def _is_number(text: str) -> bool:
+    """Return whether a text is a decimal number of at most 18 digits; int() takes others too."""
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
 
 
 def _choose_config(request: "GemmRequest", options: argparse.Namespace) -> "GemmConfig":
@@ -117,8 +124,9 @@ def _choose_config(request: "GemmRequest", options: argparse.Namespace) -> "Gemm
     config = choose_config(request, find_gpu(options.gpu).target)
     if options.tile:
         rows, _, columns = options.tile.partition("x")
-        if not rows.isdigit() or not columns.isdigit():
-            raise UsageError(f"--tile {printable(options.tile)}: MxN is wanted, e.g. 256x128")
+        if not _is_number(rows) or not _is_number(columns):
+            shown = printable(options.tile[:_SHOWN_CHARACTERS])
+            raise UsageError(f"--tile {shown}: MxN is wanted, e.g. 256x128")
         num_ctas = options.cta_group or (2 if int(rows) == 256 else 1)
         config = replace(config, tile=TileConfig(int(rows), int(columns), num_ctas))
     elif options.cta_group:
@@ -181,12 +189,16 @@ def _print_gemm(found: "GemmBudget", console: Console) -> None:
 def _show_layout(gpu: str, as_json: bool, console: Console) -> int:
     from halfbyte.arch import find_gpu
     from halfbyte.checks import accumulator_layout as cells
+    from halfbyte.kernels.gemm_w4a4.config import TARGETS
     from halfbyte.runtime.accumulator_layouts import read_accumulator_layouts
 
+    target = find_gpu(gpu).target
+    if target not in TARGETS:
+        raise UsageError(f"--layout --gpu {gpu}: {GEMM} is a kernel for {', '.join(TARGETS)}")
     records: list[dict[str, Any]] = []
     code = EXIT_CLEAN
     for m, n, num_ctas in _LAYOUT_TILES:
-        products = read_accumulator_layouts((m, n), num_ctas, find_gpu(gpu).target)
+        products = read_accumulator_layouts((m, n), num_ctas, target)
         found = [
             cells.find_cells_by_layouts(p.product, p.value_layout, p.fragment_layout, (m, n))
             for p in products

@@ -182,9 +182,10 @@ class W4A4Linear(nn.Module):
 
         A NaN or an infinity in a quantized x makes its row of y NaN, other rows do not change.
 
-        Raises FormatError for a wrong last dimension or dtype, UnsupportedHardwareError for a
-        device or formats without a kernel.
+        Raises FormatError for a wrong last dimension or dtype, UsageError for an unknown backend,
+        UnsupportedHardwareError for a device or formats without a kernel.
         """
+        check_backend(self.backend)
         check_dense("x", x)
         if x.ndim == 0 or x.shape[-1] != self.in_features:
             raise FormatError(

@@ -45,13 +45,14 @@ def check_backend(name: str) -> None:
     if name in BACKENDS:
         return
     if isinstance(name, str) and name.startswith(_VIRTUAL_PREFIX):
-        from halfbyte.arch.gpus import find_gpu
+        from halfbyte.arch.gpus import GPUS
 
-        gpu = find_gpu(name.removeprefix(_VIRTUAL_PREFIX))
-        raise UnsupportedHardwareError(
-            f"backend {name!r}: the kernel for {gpu.target} does not exist yet; "
-            f"choose one of {', '.join(BACKENDS)}"
-        )
+        gpu = GPUS.get(name.removeprefix(_VIRTUAL_PREFIX))
+        if gpu is not None:
+            raise UnsupportedHardwareError(
+                f"backend {name!r}: the kernel for {gpu.target} does not exist yet; "
+                f"choose one of {', '.join(BACKENDS)}"
+            )
     raise UsageError(f"backend {name!r} is unknown; choose one of {', '.join(BACKENDS)}")
 
 

@@ -239,7 +239,9 @@ def on_device(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
 
 
 def _check_input_fits(act: QuantizedInput, placed: PlacedLinear) -> None:
-    m = act.codes.shape[0] if act.codes.ndim == 2 else -1
+    if act.codes.ndim != 2:
+        raise FormatError(f"act codes: shape {tuple(act.codes.shape)}, wanted [M, K_pad/2]")
+    m = act.codes.shape[0]
     wanted = allocate_input(act.codes.new_empty(0, device="meta"), describe_shape(m, placed))
     dtypes = {"lora_act": LORA_DTYPES, "global_scale": (torch.float32,)}
     for name in ("codes", "sf", "global_scale", "lora_act"):
@@ -247,7 +249,8 @@ def _check_input_fits(act: QuantizedInput, placed: PlacedLinear) -> None:
         allowed = dtypes.get(name, (torch.uint8,))
         if part.shape != like.shape or part.dtype not in allowed or not part.is_contiguous():
             raise FormatError(
-                f"act {name}: {part.dtype} {tuple(part.shape)}, wanted contiguous {allowed[0]} "
+                f"act {name}: {part.dtype} {tuple(part.shape)}, wanted contiguous "
+                f"{' or '.join(map(str, allowed))} "
                 f"{tuple(like.shape)}: what quantize_act_lora returns for this linear on this "
                 "backend"
             )

@@ -9,9 +9,16 @@ from halfbyte.formats.block_counts import BlockCounts
 from halfbyte.formats.block_scaled_tensor import BlockScaledTensor
 from halfbyte.ops.backends import check_backend, has_kernel_layout, see_session
 from halfbyte.ops.blackwell import QuantizedInput, check_kernel_dtype, multiply_input
-from halfbyte.ops.checks import check_device, check_float_dtype, check_same_device
+from halfbyte.ops.checks import (
+    check_dense_on,
+    check_device,
+    check_float_dtype,
+    check_same_device,
+    refuse_gradients,
+)
 from halfbyte.ops.linear_parts import (
     LinearSpec,
+    check_part_count,
     decode_spec,
     is_present,
     make_linear,
@@ -20,7 +27,7 @@ from halfbyte.ops.linear_parts import (
 )
 from halfbyte.ops.placed_linears import find_placed
 
-_NUM_ACT_PARTS = 4  # codes, scales, global_scale, lora_act
+_ACT_PARTS = ("codes", "scales", "global_scale", "lora_act")
 
 
 @torch.library.custom_op(
@@ -49,7 +56,7 @@ def gemm_w4a4(
     UnsupportedHardwareError where no kernel exists for the device or the formats.
     """
     with see_session():
-        parsed = _check(act, spec, out_dtype)
+        parsed = _check(act, linear, spec, out_dtype)
         chosen = check_device("gemm_w4a4", act[0].device, linear, backend)
         if chosen.target is None:
             return _multiply_on_cpu(act, linear, parsed, out_dtype)
@@ -75,6 +82,9 @@ def _multiply_on_cpu(
     return y
 
 
+refuse_gradients(gemm_w4a4)
+
+
 @gemm_w4a4.register_fake
 def _(
     act: Sequence[torch.Tensor],
@@ -84,20 +94,25 @@ def _(
     backend: str = "auto",
 ) -> torch.Tensor:
     check_backend(backend)
-    _check(act, spec, out_dtype)
+    _check(act, linear, spec, out_dtype)
     check_same_device(act[0].device, linear)
     if has_kernel_layout(act[0].device, backend):
         check_kernel_dtype("out_dtype", out_dtype)
     return act[0].new_empty((act[0].shape[0], linear[0].shape[0]), dtype=out_dtype)
 
 
-def _check(act: Sequence[torch.Tensor], spec: str, out_dtype: torch.dtype) -> LinearSpec:
+def _check(
+    act: Sequence[torch.Tensor], linear: Sequence[torch.Tensor], spec: str, out_dtype: torch.dtype
+) -> LinearSpec:
     parsed = decode_spec(spec)
+    check_part_count(linear)
     check_float_dtype("out_dtype", out_dtype)
     if parsed.activation is None:
         raise FormatError(f"linear spec {spec!r} is weight-only: it takes no quantized activation")
-    if len(act) != _NUM_ACT_PARTS:
-        raise FormatError(f"act: {len(act)} tensors, wanted codes, scales, global_scale, lora_act")
+    if len(act) != len(_ACT_PARTS):
+        raise FormatError(f"act: {len(act)} tensors, wanted {', '.join(_ACT_PARTS)}")
+    for name, part in zip(_ACT_PARTS, act, strict=True):
+        check_dense_on(f"act {name}", part, ("act codes", act[0].device))
     return parsed
 
 

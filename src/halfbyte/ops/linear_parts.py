@@ -6,6 +6,7 @@ absent is an empty tensor, shape [0]. One-byte block scales (E4M3, E8M0) travel 
 names the format, a dtype never does.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -32,6 +33,8 @@ PART_NAMES: Final = (
     "bias",
 )
 _WEIGHT_ONLY: Final = "none"
+_COLUMNS: Final = re.compile(r"[0-9]{1,18}")  # int() takes other digits too, and no 5000 of them
+_SHOWN_CHARACTERS: Final = 200
 
 
 @dataclass(frozen=True)
@@ -67,9 +70,10 @@ class LinearSpec:
 def decode_spec(text: str) -> LinearSpec:
     """Return the LinearSpec of its one-line form; FormatError for anything else."""
     fields = text.split("/")
-    if len(fields) != 3 or not fields[2].isdecimal():
+    if len(fields) != 3 or not _COLUMNS.fullmatch(fields[2]):
         raise FormatError(
-            f"linear spec {text!r}: wanted '<weight format>/<activation or none>/<columns>'"
+            f"linear spec {text[:_SHOWN_CHARACTERS]!r}: wanted "
+            "'<weight format>/<activation or none>/<columns>'"
         )
     get_format(fields[0])
     activation = None if fields[1] == _WEIGHT_ONLY else get_activation_format(fields[1]).name
@@ -123,8 +127,7 @@ def list_parts(linear: QuantizedLinear) -> list[torch.Tensor]:
 
 def make_linear(parts: Sequence[torch.Tensor], spec: LinearSpec) -> QuantizedLinear:
     """Return the record of a tensor list; FormatError names the part that does not fit the spec."""
-    if len(parts) != len(PART_NAMES):
-        raise FormatError(f"linear: {len(parts)} tensors, wanted {len(PART_NAMES)}: {PART_NAMES}")
+    check_part_count(parts)
     present = [part if is_present(part) else None for part in parts[2:]]
     weight_global, activation_global, channel_scale, smooth, lora_down, lora_up, bias = present
     block_format = spec.block_format
@@ -146,6 +149,12 @@ def make_linear(parts: Sequence[torch.Tensor], spec: LinearSpec) -> QuantizedLin
         lora_up=None if lora_down is None else lora_up,
         bias=bias,
     )
+
+
+def check_part_count(parts: Sequence[torch.Tensor]) -> None:
+    """Raise FormatError unless a tensor list has one entry for each of PART_NAMES."""
+    if len(parts) != len(PART_NAMES):
+        raise FormatError(f"linear: {len(parts)} tensors, wanted {len(PART_NAMES)}: {PART_NAMES}")
 
 
 def _check_factors(lora_down: torch.Tensor, lora_up: torch.Tensor, shape: tuple[int, ...]) -> None:

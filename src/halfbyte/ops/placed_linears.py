@@ -1,8 +1,9 @@
 """The placed tensors of linears, made at their first use and kept as long as their weight.
 
 A linear is known by its weight tensor. A placement is made again when one of the parts is another
-tensor or was written in place (torch's version counter tells; `forget_placed` is for writers that
-it does not see: `.data`, and inference tensors, which have none).
+tensor, has other memory (`part.data = ...`) or was written in place (torch's version counter tells;
+`forget_placed` is for writers that it does not see: `part.data.copy_(...)`, NumPy's views, and
+inference tensors, which have none).
 """
 
 import threading
@@ -25,13 +26,13 @@ class _Placements:
     Attributes:
         parts: weak references to the other parts of the linear; None for absent ones, which are
             another empty tensor on every call.
-        versions: of all parts.
+        versions: of all parts, each with its address.
         spec: what the bytes mean.
         by_dtype: the placements, by dtype of the low-rank operands.
     """
 
     parts: tuple[weakref.ref[torch.Tensor] | None, ...]
-    versions: tuple[int, ...]
+    versions: tuple[tuple[int, int], ...]
     spec: LinearSpec
     by_dtype: dict[torch.dtype, PlacedLinear] = field(default_factory=dict)
 
@@ -93,7 +94,10 @@ def count_placed_bytes(parts: Sequence[torch.Tensor]) -> int:
         return sum(placed.num_bytes - placed.shared_bytes for placed in by_dtype.values())
 
 
-def _read_versions(parts: Sequence[torch.Tensor]) -> tuple[int, ...]:
+def _read_versions(parts: Sequence[torch.Tensor]) -> tuple[tuple[int, int], ...]:
     return tuple(
-        part._version if is_present(part) and not part.is_inference() else 0 for part in parts
+        (0 if part.is_inference() else part._version, part.data_ptr())
+        if is_present(part)
+        else (0, 0)
+        for part in parts
     )

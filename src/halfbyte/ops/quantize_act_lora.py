@@ -10,9 +10,10 @@ from halfbyte.formats.dtypes import FLOAT_BY_NAME
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.ops.backends import check_backend, has_kernel_layout, see_session
 from halfbyte.ops.blackwell import InputShape, allocate_input, check_kernel_dtype, quantize_input
-from halfbyte.ops.checks import check_device, check_input, check_same_device
+from halfbyte.ops.checks import check_device, check_input, check_same_device, refuse_gradients
 from halfbyte.ops.linear_parts import (
     LinearSpec,
+    check_part_count,
     decode_spec,
     make_linear,
     rank_of,
@@ -53,7 +54,7 @@ def quantize_act_lora(
     UnsupportedHardwareError where no kernel exists for x's device.
     """
     with see_session():
-        parsed, activation = _check(x, spec)
+        parsed, activation = _check(x, linear, spec)
         chosen = check_device("quantize_act_lora", x.device, linear, backend)
         if chosen.target is None:
             return _quantize_on_cpu(x, make_linear(linear, parsed), activation)
@@ -79,12 +80,15 @@ def _quantize_on_cpu(
     return values.data, scales_to_bytes(values.scales), global_scale, lora_act
 
 
+refuse_gradients(quantize_act_lora)
+
+
 @quantize_act_lora.register_fake
 def _(
     x: torch.Tensor, linear: Sequence[torch.Tensor], spec: str, backend: str = "auto"
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     check_backend(backend)
-    parsed, activation = _check(x, spec)
+    parsed, activation = _check(x, linear, spec)
     check_same_device(x.device, linear)
     block_format = activation.block_format
     m = x.shape[0]
@@ -105,8 +109,11 @@ def _(
     )
 
 
-def _check(x: torch.Tensor, spec: str) -> tuple[LinearSpec, ActivationFormat]:
+def _check(
+    x: torch.Tensor, linear: Sequence[torch.Tensor], spec: str
+) -> tuple[LinearSpec, ActivationFormat]:
     parsed = decode_spec(spec)
+    check_part_count(linear)
     activation = parsed.activation_format
     if activation is None:
         raise FormatError(f"linear spec {spec!r} is weight-only: x is not quantized for it")

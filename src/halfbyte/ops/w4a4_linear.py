@@ -6,8 +6,8 @@ import torch
 
 from halfbyte.ops.backends import check_backend, has_kernel_layout, see_session
 from halfbyte.ops.blackwell import check_kernel_dtype, run_linear
-from halfbyte.ops.checks import check_device, check_input, check_same_device
-from halfbyte.ops.linear_parts import decode_spec, make_linear
+from halfbyte.ops.checks import check_device, check_input, check_same_device, refuse_gradients
+from halfbyte.ops.linear_parts import check_part_count, decode_spec, make_linear
 from halfbyte.ops.placed_linears import find_placed
 
 
@@ -38,6 +38,7 @@ def w4a4_linear(
 
     with see_session():
         parsed = decode_spec(spec)
+        check_part_count(linear)
         check_input(x, parsed)
         chosen = check_device("w4a4_linear", x.device, linear, backend)
         if chosen.target is not None:
@@ -47,12 +48,16 @@ def w4a4_linear(
         return y
 
 
+refuse_gradients(w4a4_linear)
+
+
 @w4a4_linear.register_fake
 def _(
     x: torch.Tensor, linear: Sequence[torch.Tensor], spec: str, backend: str = "auto"
 ) -> torch.Tensor:
     check_backend(backend)
     check_input(x, decode_spec(spec))
+    check_part_count(linear)
     check_same_device(x.device, linear)
     if has_kernel_layout(x.device, backend):
         check_kernel_dtype("x", x.dtype)

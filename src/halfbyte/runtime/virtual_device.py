@@ -12,6 +12,7 @@ from halfbyte.arch import Gpu, find_gpu
 from halfbyte.device.kernel_source import KernelSource
 from halfbyte.errors import HalfbyteError, UnsupportedHardwareError, UsageError
 from halfbyte.runtime.compile_kernel import compile_kernel
+from halfbyte.runtime.launch import LoadedKernel
 from halfbyte.virtual.driver import session
 from halfbyte.virtual.driver.launches import LaunchRecord
 from halfbyte.virtual.driver.runtime import VirtualRuntime
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 _PREFIX = "virtual-"
 _lock = threading.Lock()
+# Threads that lend the same memory take turns: the first to end would take it from the others.
+_turn = threading.RLock()
 _runtimes: dict[str, VirtualRuntime] = {}
 
 
@@ -56,15 +59,24 @@ def run_on_virtual_gpu(
         )
     runtime = find_runtime(gpu)
     kernel = compile_kernel(source, runtime)
-    is_session = session.get_active() is not None
-    start = len(runtime.log)
-    with LentTensors(runtime, arguments) as lent:
-        kernel(*lent.arguments)
-    records = tuple(runtime.log.records[start:])
-    if not is_session:
-        runtime.log.records.clear()
+    with _turn:
+        records = _run_lent(runtime, kernel, arguments)
     check_findings(records)
     return records
+
+
+def _run_lent(
+    runtime: VirtualRuntime, kernel: LoadedKernel, arguments: Sequence[Any]
+) -> tuple[LaunchRecord, ...]:
+    is_session = session.get_active() is not None
+    start = len(runtime.log)
+    try:
+        with LentTensors(runtime, arguments) as lent:
+            kernel(*lent.arguments)
+        return tuple(runtime.log.records[start:])
+    finally:
+        if not is_session:  # nobody reads them, also not those of a fault
+            del runtime.log.records[start:]
 
 
 def find_runtime(gpu: Gpu) -> VirtualRuntime:
@@ -78,8 +90,7 @@ def find_runtime(gpu: Gpu) -> VirtualRuntime:
         if active.runtime.gpu.name != gpu.name:
             raise UsageError(
                 f"backend virtual-{gpu.name} inside a session on the virtual "
-                f"{active.runtime.gpu.name}: leave the session, or use backend "
-                f"virtual-{active.runtime.gpu.name}"
+                f"{active.runtime.gpu.name}: leave the session, or open one on the {gpu.name}"
             )
         return active.runtime
     with _lock:

@@ -52,7 +52,7 @@ def check_target(target: Sequence[str], gpu: Gpu) -> None:
     """
     arch = next((t for t in target if t.startswith("sm_")), "")
     digits = arch.removeprefix("sm_").rstrip("af")
-    if not digits.isdigit():
+    if not (digits.isascii() and digits.isdigit()):
         raise UsageError(f"the PTX names no GPU in its .target ({', '.join(target) or 'nothing'})")
     number, suffix = int(digits), arch[len("sm_") + len(digits) :]
     if suffix == "a":

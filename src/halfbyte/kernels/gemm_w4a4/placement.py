@@ -209,6 +209,12 @@ def _check_values(linear: QuantizedLinear) -> None:
     if linear.smooth is not None and not bool((linear.smooth > 0).all()):
         wrong = _name_first(linear.smooth <= 0, linear.smooth)
         raise FormatError(f"smooth{wrong}, wanted positive: x is divided by it")
+    static = linear.activation_global_scale
+    if static is not None and float(static) < 0:
+        raise FormatError(
+            f"activation_global_scale is {float(static):g}, wanted positive: block scales of x, "
+            "which it divides, have no sign on tensor cores"
+        )
     scales = linear.weight.scales.view(torch.uint8)
     is_bad = scales > _LARGEST_SCALE_BYTE[linear.weight.format.scale]
     if bool(is_bad.any()):
