@@ -11,10 +11,14 @@ from halfbyte.version import __version__
 
 _LAZY_SUBMODULES = ("cpu", "errors", "formats", "nn", "ops", "reference", "svdquant")
 
-__all__ = ["__version__", *_LAZY_SUBMODULES]
+_LAZY_NAMES = {"load": "halfbyte.nn.load_checkpoint"}
+
+__all__ = ["__version__", *_LAZY_NAMES, *_LAZY_SUBMODULES]
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY_SUBMODULES:
         return import_module(f"halfbyte.{name}")
+    if name in _LAZY_NAMES:
+        return getattr(import_module(_LAZY_NAMES[name]), name)
     raise AttributeError(f"module 'halfbyte' has no attribute {name!r}")

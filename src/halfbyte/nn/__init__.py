@@ -1,14 +1,18 @@
 """Modules and model surgery: 4-bit linears, quantize_model, and the small models that run here."""
 
+from halfbyte.checkpoints.key_map import KeyMap
+from halfbyte.nn.load_checkpoint import load
 from halfbyte.nn.model_file import load_model, save_model
 from halfbyte.nn.quantize_model import quantize_model
 from halfbyte.nn.report import LinearReport, QuantizationReport
 from halfbyte.nn.w4a4_linear import W4A4Linear, set_backend
 
 __all__ = [
+    "KeyMap",
     "LinearReport",
     "QuantizationReport",
     "W4A4Linear",
+    "load",
     "load_model",
     "quantize_model",
     "save_model",

@@ -16,7 +16,7 @@ from halfbyte.formats.halfbyte_file import HalfbyteFile, LazyTensors, write_half
 from halfbyte.nn.module_places import list_places, replace_module
 from halfbyte.nn.w4a4_linear import W4A4Linear, choose_part_dtype
 
-_TIES_KEY = "halfbyte_tied_tensors"
+TIES_KEY = "halfbyte_tied_tensors"
 _MAX_NAMED = 8  # names that one error message lists
 
 
@@ -37,7 +37,7 @@ def save_model(model: nn.Module, path: str | os.PathLike[str]) -> None:
     if not linears:
         raise CheckpointError(f"{path}: the model holds no W4A4Linear; quantize it first")
     others, ties = _split_ties(model, _list_prefixes(model, linears.values()))
-    metadata = {_TIES_KEY: json.dumps(ties, sort_keys=True)} if ties else None
+    metadata = {TIES_KEY: json.dumps(ties, sort_keys=True)} if ties else None
     records = {name: module.to_record() for name, module in linears.items()}
     write_halfbyte_file(path, records, others, metadata)
 
@@ -138,7 +138,7 @@ def _check_others(
 
 
 def _read_ties(file: HalfbyteFile, path: str | os.PathLike[str]) -> dict[str, str]:
-    text = file.metadata.get(_TIES_KEY, "{}")
+    text = file.metadata.get(TIES_KEY, "{}")
     try:
         ties = json.loads(text)
     except ValueError:
@@ -148,7 +148,7 @@ def _read_ties(file: HalfbyteFile, path: str | os.PathLike[str]) -> dict[str, st
         isinstance(source, str) and source in names and name not in names
         for name, source in ties.items()
     ):
-        raise CheckpointError(f"{path}: metadata {_TIES_KEY!r} is not a map of tensor names")
+        raise CheckpointError(f"{path}: metadata {TIES_KEY!r} is not a map of tensor names")
     return ties
 
 
