@@ -84,19 +84,18 @@ def test_metadata_comes_back_too(tmp_path: Path) -> None:
     assert (tmp_path / "back.safetensors").read_bytes() == source.read_bytes()
 
 
-def test_a_directory_keeps_shards_and_files_but_not_how_the_source_was_quantized(
-    tmp_path: Path,
-) -> None:
+def test_a_directory_keeps_shards_and_files(tmp_path: Path) -> None:
     source = make_shards(tmp_path / "in")
     found = run(source, tmp_path / "own").report
     assert found is not None
     assert sorted(os.listdir(tmp_path / "own")) == [
+        "hf_quant_config.json",
         "model-1.safetensors",
         "model-2.safetensors",
         "model.safetensors.index.json",
         "tokenizer.json",
     ]
-    assert found["not_copied"] == ["model.bin", "hf_quant_config.json"]
+    assert found["not_copied"] == ["model.bin"]
     contents = read_halfbyte_file(tmp_path / "own")
     assert set(contents.linears) == {"a.up", "a.down"}
     assert contents.metadata["format"] == "pt"
@@ -107,6 +106,24 @@ def test_a_directory_keeps_shards_and_files_but_not_how_the_source_was_quantized
         got |= load_file(tmp_path / "back" / shard)
     assert got.keys() == wanted.keys()
     assert all(got[name].view(-1).equal(wanted[name].view(-1)) for name in wanted)
+
+
+def test_how_the_source_was_quantized_does_not_go_along_to_another_family(tmp_path: Path) -> None:
+    parts = test_modelopt.make_parts(is_svd=False)
+    config = {"model_type": "toy", "quantization_config": {"quant_algo": "NVFP4"}}
+    files = {"config.json": json.dumps(config).encode(), "hf_quant_config.json": b"{}"}
+    tensors = {f"a.up.{part}": value for part, value in parts.items()}
+    source = FamilyFile(tensors, files=files).write(tmp_path / "in")
+    run(source, tmp_path / "own")
+    assert json.loads((tmp_path / "own" / "config.json").read_text()) == config
+    for name, to in (("ao", "torchao"), ("ct", "compressed-tensors")):
+        for start in (source, tmp_path / "own"):
+            run(start, tmp_path / name, to, force=True)
+            written = read_tree(tmp_path / name)
+            assert "hf_quant_config.json" not in written
+            kept = json.loads(written["config.json"])
+            assert kept["model_type"] == "toy"
+            assert "quant_algo" not in kept.get("quantization_config", {})
 
 
 def test_a_directory_can_become_one_file_where_the_family_needs_no_other(tmp_path: Path) -> None:

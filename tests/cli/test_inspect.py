@@ -118,7 +118,7 @@ FOREIGN = {
         "weight": torch.zeros(128, 64, dtype=torch.uint8),
         "weight_scale": torch.ones(128, 8).to(E4M3),
         "weight_scale_2": torch.tensor(1.0),
-        "comfy_quant": torch.zeros(20, dtype=torch.uint8),
+        "comfy_quant": torch.tensor(list(b'{"format": "nvfp4"}'), dtype=torch.uint8),
     },
 }
 
@@ -138,7 +138,55 @@ def test_other_families_are_recognised(
     assert layer["rank"] == (32 if has_branch else 0)
     assert found["bytes_by_kind"]["codes"] == 128 * 64
     assert found["bytes_by_kind"]["passthrough"] == 32
+    assert {row["state"] for row in found["hardware"]} == {"convert it first"}
+
+
+def test_readings_and_targets_are_told(own_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(own_file, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    (reading,) = found["readings"]
+    assert (reading["family"], reading["is_certain"], reading["layers"]) == ("halfbyte", True, 2)
+    assert found["targets"]["halfbyte"] == "yes"
+    assert found["targets"]["modelopt"].startswith("2 of 2 layers not: ")
+
+
+def test_a_possible_reading_is_told_as_such(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors = {f"fc.{part}": value for part, value in FOREIGN["ModelOpt"].items()}
+    save_file(tensors, tmp_path / "f.safetensors")
+    assert run(tmp_path / "f.safetensors", "--json", "--layers") == 0
+    found = json.loads(capsys.readouterr().out)
+    certain = {reading["family"]: reading["is_certain"] for reading in found["readings"]}
+    assert certain["modelopt"] is False
+    if len(certain) == 1:
+        assert found["targets"]["compressed-tensors"] == "yes"
+    else:
+        assert any("--from FAMILY, or --original" in note for note in found["notes"])
+
+
+def test_a_left_over_tensor_is_told_with_its_reading(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors = {f"fc.{part}": value for part, value in FOREIGN["compressed-tensors"].items()}
+    save_file({**tensors, "fc.weight_zero_point": torch.zeros(2)}, tmp_path / "f.safetensors")
+    assert run(tmp_path / "f.safetensors", "--json") == 0
+    (reading,) = json.loads(capsys.readouterr().out)["readings"]
+    assert "fc.weight_zero_point" in reading["problem"]
+
+
+def test_what_nothing_reads_is_still_recognised(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = {"qweight": torch.zeros(8, 16, dtype=torch.int32), "scales": torch.ones(1, 16).half()}
+    parts["qzeros"] = torch.zeros(1, 2, dtype=torch.int32)
+    save_file({f"fc.{part}": value for part, value in parts.items()}, tmp_path / "f.safetensors")
+    assert run(tmp_path / "f.safetensors", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["family"] == "GPTQ or AWQ"
+    assert found["readings"] == []
     assert {row["state"] for row in found["hardware"]} == {"no loader in this version"}
+    assert any("no loader for it" in note for note in found["notes"])
 
 
 def test_gguf_is_recognised_by_its_magic(

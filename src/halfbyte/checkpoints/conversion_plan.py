@@ -16,7 +16,7 @@ from halfbyte.checkpoints.registry import Recognised
 from halfbyte.checkpoints.tensor_source import MetaSource, SafetensorsSource, TensorSource
 from halfbyte.errors import CheckpointError, FormatError, UsageError
 from halfbyte.formats.halfbyte_file import RESERVED_KEYS
-from halfbyte.formats.output_files import OutputFile, WorkUnit, make_copy_units
+from halfbyte.formats.output_files import OutputFile, WorkUnit, encode_json, make_copy_units
 from halfbyte.formats.safetensors_header import (
     SafetensorsHeader,
     TensorSpec,
@@ -32,6 +32,7 @@ UNIT_BYTES: Final = 64 * 2**20  # layers are finished, and put on the disk, in b
 MAX_NAMED: Final = 3  # layers in an error message
 # What says how the source's own tensors are quantized: left out for another family's tensors.
 QUANTIZATION_METADATA: Final = ("quantization_config", "halfbyte_provenance")
+CONFIG: Final = "config.json"
 QUANTIZATION_FILES: Final = (
     "hf_quant_config.json",
     "quantization_config.json",
@@ -122,7 +123,6 @@ def plan_conversion(
     if not target.can_write or target.container not in LAYOUTS:
         raise UsageError(f"{target.name} is read, not written; choose another --to")
     layers = plan_layers(source, found, target)
-    is_own = found.family.name == target.name
     content = target.make_side_content(layers, hide_records(source))
     is_directory = decide_directory(source, place, content)
     shards = dict.fromkeys(source.specs, DEFAULT_SHARD if is_directory else place.name)
@@ -136,7 +136,10 @@ def plan_conversion(
         for name, layer in layers.items()
     }
     files = _lay_out(source, found, planned, shards, (target, layers))
-    copied, left = _choose_side_files(source, content, is_directory, keeps_all=is_own)
+    keeps_all = found.family.name == target.name or target.keeps_origins
+    copied, left = _choose_side_files(source, content, is_directory, keeps_all=keeps_all)
+    if CONFIG in copied and not keeps_all:
+        content, copied = _clean_config(source, content, copied)
     return ConversionPlan(
         target=target,
         layers=planned,
@@ -285,6 +288,18 @@ def _choose_side_files(
     dropped = () if keeps_all else QUANTIZATION_FILES
     copied = tuple(name for name in taken if name not in content.files and name not in dropped)
     return copied, (*left, *(name for name in taken if name in dropped))
+
+
+def _clean_config(
+    source: TensorSource, content: SideContent, copied: tuple[str, ...]
+) -> tuple[SideContent, tuple[str, ...]]:
+    """Return the model's configuration without how another family's tensors were quantized."""
+    config = {k: v for k, v in source.configs[CONFIG].items() if k not in QUANTIZATION_METADATA}
+    if config == source.configs[CONFIG]:
+        return content, copied
+    data = encode_json(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+    files = {**content.files, CONFIG: data}
+    return SideContent(content.metadata, files), tuple(n for n in copied if n != CONFIG)
 
 
 def _name_index(source: TensorSource, files: tuple[OutputFile, ...]) -> str | None:

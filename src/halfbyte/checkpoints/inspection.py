@@ -1,18 +1,24 @@
-"""What a checkpoint is, how large it is and what can run it, without loading it.
+"""What a checkpoint is, how large it is, what can run it and what it can be converted into.
 
 Our own files are read whole, layer by layer, so that a damaged value is found; of other families
-only headers are looked at.
+only headers are looked at. How a layer is read is said by the registry's families; `families` knows
+looks alone, also of kinds that nothing here reads.
 """
 
 import os
 import struct
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from halfbyte.checkpoints.families import Family, recognise_layers
+from halfbyte.checkpoints.open_source import ARCHIVE_MAGIC, OPENERS, open_source, read_head
+from halfbyte.checkpoints.readings import FileReadings, Reading, list_readings
+from halfbyte.checkpoints.registry import FAMILIES
+from halfbyte.checkpoints.tensor_source import SafetensorsSource, TensorSource
 from halfbyte.errors import CheckpointError
 from halfbyte.formats.halfbyte_file import (
     FORMAT_VERSION,
@@ -21,8 +27,7 @@ from halfbyte.formats.halfbyte_file import (
     make_tensor_name,
 )
 from halfbyte.formats.halfbyte_layer import BLOCK_SCALE, CODES
-from halfbyte.formats.safetensors_checkpoint import SafetensorsCheckpoint
-from halfbyte.formats.safetensors_header import GGUF_MAGIC, TensorEntry
+from halfbyte.formats.safetensors_header import GGUF_MAGIC, TensorSpec
 from halfbyte.formats.safetensors_reader import open_regular_file
 
 _GGUF_HEAD = struct.Struct("<4sIQQ")  # magic, version, tensors, key-value pairs (gguf spec, v2+)
@@ -83,6 +88,8 @@ class Inspection:
         hardware: what can run it in this version.
         layers: the quantized layers in name order.
         notes: what else a user should know.
+        readings: the families that claim its layers.
+        targets: family -> "yes", or why the layers cannot be converted into it.
     """
 
     path: str
@@ -99,6 +106,8 @@ class Inspection:
     hardware: tuple[Hardware, ...]
     layers: tuple[InspectedLayer, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    readings: tuple[Reading, ...] = ()
+    targets: Mapping[str, str] = field(default_factory=dict)
 
 
 def inspect_checkpoint(path: str | os.PathLike[str], *, is_quick: bool = False) -> Inspection:
@@ -113,13 +122,20 @@ def inspect_checkpoint(path: str | os.PathLike[str], *, is_quick: bool = False) 
     """
     place = Path(path)
     if not place.is_dir():
-        gguf = _inspect_gguf(place)
-        if gguf is not None:
-            return gguf
-    with SafetensorsCheckpoint(place) as checkpoint:
-        if any(is_halfbyte_metadata(shard.metadata) for shard in checkpoint.shards.values()):
+        head = read_head(place)
+        if head[: len(GGUF_MAGIC)] == GGUF_MAGIC:
+            return _inspect_gguf(place)
+        if head.startswith(ARCHIVE_MAGIC) and ARCHIVE_MAGIC in OPENERS:
+            with closing(open_source(place)) as archive:
+                return _inspect_others(archive, 1, place.stat().st_size)
+    with closing(open_source(place)) as source:
+        if is_halfbyte_metadata(source.metadata):
             return _inspect_halfbyte(place, is_quick)
-        return _inspect_others(checkpoint)
+        if isinstance(source, SafetensorsSource):
+            checkpoint = source.checkpoint
+            return _inspect_others(source, len(checkpoint.shards), checkpoint.num_bytes)
+        files = [file for file in place.iterdir() if file.suffix == ".safetensors"]
+        return _inspect_others(source, len(files), sum(file.stat().st_size for file in files))
 
 
 def _inspect_halfbyte(path: Path, is_quick: bool) -> Inspection:
@@ -150,34 +166,109 @@ def _inspect_halfbyte(path: Path, is_quick: bool) -> Inspection:
         for name in file.passthrough_names:
             sizes["passthrough"] += file.checkpoint.entry(name).num_bytes
         notes = ("values not read (--quick)",) if is_quick else ("every value read and sound",)
-        return _summarise(file.checkpoint, "halfbyte", layers, dict(sizes), notes)
+        with closing(SafetensorsSource(path)) as source:
+            found = list_readings(source)
+        return Inspection(
+            path=str(path),
+            family="halfbyte",
+            format_version=FORMAT_VERSION,
+            num_files=len(file.checkpoint.shards),
+            file_bytes=file.checkpoint.num_bytes,
+            num_tensors=len(file.checkpoint.shard_of),
+            notes=notes,
+            readings=found.readings,
+            targets=found.targets,
+            hardware=HARDWARE,
+            **_count_layers(layers, dict(sizes)),
+        )
 
 
-def _inspect_others(checkpoint: SafetensorsCheckpoint) -> Inspection:
-    tensors = {name: checkpoint.entry(name) for name in checkpoint.shard_of}
-    families = recognise_layers(tensors)
+def _inspect_others(source: TensorSource, num_files: int, file_bytes: int) -> Inspection:
+    looks = recognise_layers(source.specs)
+    found = list_readings(source)
     sizes: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
+    owners = {
+        name: (layer, part)
+        for layer, parts in _list_claimed(source, found).items()
+        for part, name in parts.items()
+    }
     layer_bytes: Counter[str] = Counter()
-    for name, entry in tensors.items():
+    for name, spec in source.specs.items():
         layer, _, part = name.rpartition(".")
-        family = families.get(layer)
-        sizes[_kind_of_foreign_part(family, part)] += entry.num_bytes
-        layer_bytes[layer] += entry.num_bytes
+        if layer in looks:
+            sizes[_kind_of_foreign_part(looks[layer], part)] += spec.num_bytes
+        elif name in owners:
+            layer, part = owners[name]
+            sizes[_guess_kind(part, spec)] += spec.num_bytes
+        else:
+            sizes["passthrough"] += spec.num_bytes
+        layer_bytes[layer] += spec.num_bytes
     layers = [
-        _describe_layer(name, family, tensors, layer_bytes[name])
-        for name, family in families.items()
+        _describe_layer(name, looks.get(name), source.specs, layer_bytes[name], found)
+        for name in sorted({*looks, *found.layers})
     ]
-    names = sorted({family.name for family in families.values()})
-    notes = ["recognised by its tensor names; this version has no loader for it"] if names else []
-    if checkpoint.unindexed:
-        notes.append(f"{len(checkpoint.unindexed)} tensors are not in the index")
-    family_name = " + ".join(names) or "plain safetensors"
-    return _summarise(checkpoint, family_name, layers, dict(sizes), tuple(notes))
+    return Inspection(
+        path=str(source.path),
+        family=_name_family(looks, found),
+        format_version=None,
+        num_files=num_files,
+        file_bytes=file_bytes,
+        num_tensors=len(source.specs),
+        notes=_make_notes(source, found, bool(looks)),
+        readings=found.readings,
+        targets=found.targets,
+        hardware=_list_hardware(bool(layers), bool(found.readings)),
+        **_count_layers(layers, dict(sizes)),
+    )
+
+
+def _list_claimed(source: TensorSource, found: FileReadings) -> dict[str, dict[str, str]]:
+    """Return part -> tensor name of every layer, where one family reads the file."""
+    if not found.layers:
+        return {}
+    (reading,) = (reading for reading in found.readings if reading.is_candidate)
+    claim = FAMILIES[reading.family].claim(source)
+    return {name: dict(plan.tensors) for name, plan in claim.layers.items()}
+
+
+def _name_family(looks: Mapping[str, Family], found: FileReadings) -> str:
+    names = sorted({family.name for family in looks.values()})
+    titles = [FAMILIES[one.family].title for one in found.readings if one.is_candidate]
+    return " + ".join(names) or " or ".join(titles) or "plain safetensors"
+
+
+def _make_notes(source: TensorSource, found: FileReadings, is_known: bool) -> tuple[str, ...]:
+    notes = list(found.notes)
+    if found.layers and found.targets.get("halfbyte") == "yes":
+        notes.append("to run it here: halfbyte convert FILE OUT --to halfbyte")
+    elif is_known and not found.readings:
+        notes.append("recognised by its tensor names; this version has no loader for it")
+    if isinstance(source, SafetensorsSource) and source.checkpoint.unindexed:
+        notes.append(f"{len(source.checkpoint.unindexed)} tensors are not in the index")
+    return tuple(notes)
 
 
 def _describe_layer(
-    name: str, family: Family, tensors: dict[str, TensorEntry], num_bytes: int
+    name: str,
+    family: Family | None,
+    tensors: Mapping[str, TensorSpec],
+    num_bytes: int,
+    found: FileReadings,
 ) -> InspectedLayer:
+    if name in found.layers:
+        linear = found.layers[name].linear
+        (reading,) = (reading for reading in found.readings if reading.is_candidate)
+        return InspectedLayer(
+            name,
+            reading.family if family is None else family.name,
+            linear.weight.format.name,
+            None if linear.activation is None else linear.activation.name,
+            linear.out_features,
+            linear.in_features,
+            linear.rank,
+            num_bytes,
+        )
+    assert family is not None  # a layer has a look, or a reading
     codes = tensors.get(make_tensor_name(name, family.codes))
     rows = columns = None
     if codes is not None and len(codes.shape) == 2 and "packed" not in family.format:
@@ -190,66 +281,62 @@ def _describe_layer(
     return InspectedLayer(name, family.name, family.format, None, rows, columns, rank, num_bytes)
 
 
-def _summarise(
-    checkpoint: SafetensorsCheckpoint,
-    family: str,
-    layers: list[InspectedLayer],
-    sizes: dict[str, int],
-    notes: Iterable[str],
-) -> Inspection:
+def _count_layers(layers: list[InspectedLayer], sizes: dict[str, int]) -> dict[str, Any]:
+    """Return the fields of an inspection that follow from its layers and bytes."""
     weights = sum((layer.out_features or 0) * (layer.in_features or 0) for layer in layers)
     is_known = weights > 0 and all(layer.in_features is not None for layer in layers)
     stored = sum(layer.num_bytes for layer in layers)
-    return Inspection(
-        path=str(checkpoint.path),
-        family=family,
-        format_version=FORMAT_VERSION if family == "halfbyte" else None,
-        formats=_count(layer.format for layer in layers),
-        ranks=_count(layer.rank for layer in layers),
-        num_files=len(checkpoint.shards),
-        file_bytes=checkpoint.num_bytes,
-        num_tensors=len(checkpoint.shard_of),
-        bytes_by_kind=sizes,
-        num_weights=weights,
-        bits_per_weight=stored * 8 / weights if is_known else None,
-        hardware=_list_hardware(family),
-        layers=tuple(sorted(layers, key=lambda layer: layer.name)),
-        notes=tuple(notes),
-    )
+    return {
+        "formats": _count(layer.format for layer in layers),
+        "ranks": _count(layer.rank for layer in layers),
+        "bytes_by_kind": sizes,
+        "num_weights": weights,
+        "bits_per_weight": stored * 8 / weights if is_known else None,
+        "layers": tuple(sorted(layers, key=lambda layer: layer.name)),
+    }
 
 
-def _inspect_gguf(path: Path) -> Inspection | None:
+def _inspect_gguf(path: Path) -> Inspection:
     fd = open_regular_file(path)
     with open(fd, "rb") as stream:
         head = stream.read(_GGUF_HEAD.size)
         file_bytes = os.fstat(stream.fileno()).st_size
-    if head[:4] != GGUF_MAGIC:
-        return None
     if len(head) < _GGUF_HEAD.size:
         raise CheckpointError(f"{path}: a GGUF file of {file_bytes} bytes; it is cut off")
     _, version, tensors, _ = _GGUF_HEAD.unpack(head)
-    return Inspection(
-        path=str(path),
-        family="GGUF",
-        format_version=str(version),
-        formats={},
-        ranks={},
-        num_files=1,
-        file_bytes=file_bytes,
-        num_tensors=tensors,
-        bytes_by_kind=dict.fromkeys(KINDS, 0),
-        num_weights=0,
-        bits_per_weight=None,
-        hardware=_list_hardware("GGUF"),
-        notes=("recognised by its first bytes; this version has no loader for it",),
-    )
+    try:
+        with closing(open_source(path)) as source:
+            found = _inspect_others(source, 1, file_bytes)
+    except CheckpointError as error:
+        found = Inspection(
+            path=str(path),
+            family="GGUF",
+            format_version=None,
+            num_files=1,
+            file_bytes=file_bytes,
+            num_tensors=tensors,
+            notes=(f"recognised by its first bytes, and not read: {error}",),
+            hardware=_list_hardware(is_quantized=True, is_read=False),
+            **_count_layers([], dict.fromkeys(KINDS, 0)),
+        )
+    return replace(found, family="GGUF", format_version=str(version))
 
 
-def _list_hardware(family: str) -> tuple[Hardware, ...]:
-    if family == "halfbyte":
-        return HARDWARE
-    state = "quantize it first" if family == "plain safetensors" else "no loader in this version"
+def _list_hardware(is_quantized: bool, is_read: bool) -> tuple[Hardware, ...]:
+    state = "quantize it first"
+    if is_quantized:
+        state = "convert it first" if is_read else "no loader in this version"
     return tuple(Hardware(row.machine, state, row.needs) for row in HARDWARE)
+
+
+def _guess_kind(part: str, spec: TensorSpec) -> str:
+    """Return the kind of a part that a family's own look does not tell."""
+    if "lora" in part or "proj_" in part:
+        return "low_rank"
+    if "scale" in part and spec.num_elements > 1:
+        return "block_scales"
+    is_bytes = spec.dtype.bits <= 8 and len(spec.shape) >= 2
+    return "codes" if is_bytes else "other_parts"
 
 
 def _kind_of_part(part: str) -> str:

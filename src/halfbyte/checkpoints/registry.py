@@ -17,6 +17,7 @@ from halfbyte.checkpoints.torchao import TorchAO
 from halfbyte.checkpoints.trial import choose_by_original
 from halfbyte.checkpoints.vllm_omni import VllmOmni, VllmOmniConverted
 from halfbyte.errors import CheckpointError, UsageError
+from halfbyte.formats.halfbyte_file import is_halfbyte_metadata
 from halfbyte.formats.safetensors_header import quoted
 
 FAMILIES: dict[str, Family] = {
@@ -65,7 +66,14 @@ def get_family(name: str) -> Family:
 
 
 def list_claims(source: TensorSource) -> dict[str, Claim]:
-    """Return what every family says of `source` that has layers in it."""
+    """Return what every family says of `source` that has layers in it.
+
+    Our own format says so itself and is then the only one: configurations beside it may still be
+    those of the file that it was converted from.
+    """
+    own = FAMILIES.get("halfbyte")
+    if own is not None and is_halfbyte_metadata(source.metadata):
+        return {own.name: own.claim(source)}
     claims = {family.name: family.claim(source) for family in FAMILIES.values()}
     return {name: claim for name, claim in claims.items() if claim.layers}
 

@@ -29,7 +29,8 @@ def register(app: typer.Typer) -> None:
 
 def inspect(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A safetensors or GGUF file, or a directory.")
+        Path,
+        typer.Argument(metavar="FILE", help="A file of any container, or a directory."),
     ],
     layers: Annotated[bool, typer.Option("--layers", help="List every quantized layer.")] = False,
     quick: Annotated[
@@ -37,7 +38,10 @@ def inspect(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Tell a checkpoint's format, rank, layers and bytes, and which hardware can run it."""
+    """Tell a checkpoint's family, formats, ranks, layers and bytes, and what can be done with it.
+
+    Which families could read it and why, into which it can be converted, what hardware runs it.
+    """
     from halfbyte.checkpoints.inspection import inspect_checkpoint
 
     inspection = inspect_checkpoint(file, is_quick=quick)
@@ -63,6 +67,15 @@ def _print_inspection(found: "Inspection", shows_layers: bool, console: Console)
         table.add_row(f"  {kind.replace('_', ' ')}", f"{count:,}")
     if found.bits_per_weight is not None:
         table.add_row("bits per weight", f"{found.bits_per_weight:.3f}")
+    for reading in found.readings:
+        words = "certain" if reading.is_certain else "possible"
+        text = f"{reading.family} ({words}, {reading.layers} layers): {reading.evidence}"
+        table.add_row("can be read as", escape(printable(text)))
+        if reading.problem is not None:
+            table.add_row("", escape(printable(reading.problem)))
+    targets = [name for name, answer in found.targets.items() if answer == "yes"]
+    if targets:
+        table.add_row("can be converted to", ", ".join(targets))
     for note in found.notes:
         table.add_row("note", escape(printable(note)))
     console.print(table)
