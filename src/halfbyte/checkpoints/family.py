@@ -103,6 +103,8 @@ class Family(ABC):
         lists_layers: whether the metadata of each file lists the layers in it, so that the files
             of a sharded checkpoint differ in it.
         keeps_origins: whether a file holds what its layers were converted from.
+        rounding: by how much, relative to it, the family's own dtypes may change a value.
+        reads_as: activation formats that its files do not tell apart -> the one its readers take.
     """
 
     name: ClassVar[str]
@@ -112,6 +114,8 @@ class Family(ABC):
     origin_parts: ClassVar[tuple[str, ...]] = ()
     lists_layers: ClassVar[bool] = False
     keeps_origins: ClassVar[bool] = False
+    rounding: ClassVar[float] = 0.0
+    reads_as: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
     def claim(self, source: TensorSource) -> Claim:
@@ -160,6 +164,13 @@ class Family(ABC):
         """Return what the record of `parts` does not hold."""
         kept = {name: parts[name] for name in self.origin_parts if name in parts}
         return LayerOrigin(self.name, kept, facts)
+
+    def list_metadata(self, source: TensorSource) -> frozenset[str]:
+        """Return the metadata entries that say how this family's tensors are read.
+
+        They are not taken along into a file of another family.
+        """
+        return frozenset()
 
     def encode_origin(self, origin: LayerOrigin) -> Parts:
         """Return the tensors in which a file of this family keeps another family's origin."""

@@ -83,6 +83,7 @@ class Nunchaku(Family):
 
     name: ClassVar[str] = "nunchaku"
     title: ClassVar[str] = "nunchaku"
+    reads_as: ClassVar[Mapping[str, str]] = {"nvfp4_one_level": "nvfp4_nunchaku"}
     # smooth_orig is read by nobody; wtscale and wcscales are 16-bit in some files.
     origin_parts: ClassVar[tuple[str, ...]] = (
         "smooth_factor_orig",
@@ -248,10 +249,12 @@ class Nunchaku(Family):
             )
         rank = max((linear.rank for linear in linears), default=0)
         config = make_quantization_config(formats.pop(), rank)
-        kept["quantization_config"] = json.dumps(config)
-        if isinstance(source, SplitFilesSource) and "config.json" in source.configs:
-            kept.setdefault("config", json.dumps(source.configs["config.json"]))
-        return SideContent(kept)
+        metadata = {"quantization_config": json.dumps(config)}
+        if isinstance(source, SplitFilesSource):
+            metadata = {**source.metadata, **metadata}
+            if "config.json" in source.configs:
+                metadata.setdefault("config", json.dumps(source.configs["config.json"]))
+        return SideContent(metadata)
 
 
 def make_quantization_config(precision: str, rank: int) -> dict[str, Any]:

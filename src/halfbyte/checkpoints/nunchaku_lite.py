@@ -40,7 +40,7 @@ from halfbyte.checkpoints.nunchaku import (
     make_w4a4_facts,
     read_precision,
 )
-from halfbyte.checkpoints.rounded_parts import find_other_dtypes, round_parts
+from halfbyte.checkpoints.rounded_parts import BFLOAT16_ROUNDING, find_other_dtypes, round_parts
 from halfbyte.checkpoints.split_files import SplitFilesSource
 from halfbyte.checkpoints.tensor_source import TensorSource
 from halfbyte.errors import CheckpointError
@@ -82,6 +82,8 @@ class NunchakuLite(Family):
 
     name: ClassVar[str] = METHOD
     title: ClassVar[str] = "diffusers nunchaku_lite"
+    rounding: ClassVar[float] = BFLOAT16_ROUNDING
+    reads_as: ClassVar[Mapping[str, str]] = _NUNCHAKU.reads_as
 
     def claim(self, source: TensorSource) -> Claim:
         """Claim the targets of the configuration; every one must be there and fit it.

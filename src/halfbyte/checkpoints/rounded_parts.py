@@ -1,11 +1,16 @@
 """Parts of families that store every float in one 16-bit dtype."""
 
 from collections.abc import Mapping
+from typing import Final
 
 import torch
 
 from halfbyte.errors import CheckpointError
 from halfbyte.formats.dtypes import FLOAT_DTYPES
+
+# bfloat16 has 8 bits: one rounding changes a number by up to 2^-9 of it. Of a weight three factors
+# are rounded, of a low-rank product two.
+BFLOAT16_ROUNDING: Final = 3 * 2.0**-9
 
 
 def round_parts(parts: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -63,6 +63,7 @@ class SvdquantKernels(Family):
 
     name: ClassVar[str] = "svdquant-kernels"
     title: ClassVar[str] = "svdquant-kernels operands"
+    reads_as: ClassVar[Mapping[str, str]] = {"nvfp4_nunchaku": "nvfp4_one_level"}
     reach: ClassVar[str] = ALL
 
     def claim(self, source: TensorSource) -> Claim:

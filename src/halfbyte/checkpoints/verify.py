@@ -2,20 +2,24 @@
 
 Both files are read anew, each by its own family's rules, and every layer is compared as float64:
 dequantised weight, product of the low-rank factors, smoothing, bias, scale of the activations.
-Each is equal, or within the roundings to float32 that a reciprocal costs (`difference.ROUNDING`).
+Each is equal, or within the roundings to float32 that a reciprocal costs (`difference.ROUNDING`),
+or those to the target family's own dtypes (`Family.rounding`). Activations are the target's where
+its files do not tell two kinds apart (`Family.reads_as`).
 Tensors that belong to no layer are compared byte by byte. What the source's family means by its
 bytes is not proved here: a model of the source's origin (`--original`) tells that.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from halfbyte.checkpoints.difference import ROUNDING, describe_shape, find_deviation
-from halfbyte.checkpoints.family import is_same_linear, read_layer
+from halfbyte.checkpoints.family import Family, is_same_linear, read_layer
 from halfbyte.checkpoints.registry import Recognised
 from halfbyte.checkpoints.tensor_source import TensorSource, iter_tensor_bytes
 from halfbyte.errors import CheckpointError
+from halfbyte.formats.activation import get_activation_format
+from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.formats.safetensors_header import quoted
 
 Opened = tuple[TensorSource, Recognised]
@@ -43,10 +47,12 @@ class Verification:
     Attributes:
         layers: by name.
         copies: tensors that were compared byte by byte.
+        bound: of a "rounded" layer's deviation.
     """
 
     layers: Mapping[str, LayerProof]
     copies: int
+    bound: float = ROUNDING
 
     def describe(self) -> dict[str, Any]:
         """Return the sums for a report."""
@@ -56,7 +62,7 @@ class Verification:
             "equal_values": sum(proof.result == "values" for proof in proofs),
             "rounded": sum(proof.result == "rounded" for proof in proofs),
             "worst_deviation": max((proof.deviation for proof in proofs), default=0.0),
-            "bound": ROUNDING,
+            "bound": self.bound,
             "copied_tensors": self.copies,
         }
 
@@ -87,7 +93,7 @@ def verify_conversion(
                 f"{reader.path}: tensor {quoted(name)} has other bytes in the output; "
                 "the disk or memory is at fault"
             )
-    return Verification(proofs, len(found.passthrough))
+    return Verification(proofs, len(found.passthrough), get_bound(target[1].family))
 
 
 def prove_layer(source: Opened, target: Opened, name: str) -> LayerProof:
@@ -95,7 +101,7 @@ def prove_layer(source: Opened, target: Opened, name: str) -> LayerProof:
     sides = []
     for reader, found in (source, target):
         sides.append(read_layer(found.family, reader, found.layers[name]).linear)
-    left, right = sides
+    left, right = read_activation_as(target[1].family, sides[0]), sides[1]
     where = f"{source[0].path}: layer {quoted(name)}"
     shapes = describe_shape(left), describe_shape(right)
     if shapes[0] != shapes[1]:
@@ -104,13 +110,26 @@ def prove_layer(source: Opened, target: Opened, name: str) -> LayerProof:
         return LayerProof("identical", 0.0, "")
     deviations = find_deviation(left, right)
     component = max(deviations, key=lambda key: deviations[key])
-    worst = deviations[component]
-    if not worst <= ROUNDING:
+    worst, bound = deviations[component], get_bound(target[1].family)
+    if not worst <= bound:
         raise CheckpointError(
             f"{where}: {component} of its conversion deviates by {worst:.3g}, allowed is "
-            f"{ROUNDING:.3g} (roundings to float32); not converted"
+            f"{bound:.3g} (roundings to what {target[1].family.name} stores); not converted"
         )
     return LayerProof("rounded" if worst else "values", worst, component if worst else "")
+
+
+def get_bound(target: Family) -> float:
+    """Return the largest relative deviation of a value that writing `target` may cost."""
+    return max(ROUNDING, target.rounding)
+
+
+def read_activation_as(target: Family, linear: QuantizedLinear) -> QuantizedLinear:
+    """Return `linear` with the activation format that readers of `target` give it."""
+    activation = linear.activation
+    if activation is None or activation.name not in target.reads_as:
+        return linear
+    return replace(linear, activation=get_activation_format(target.reads_as[activation.name]))
 
 
 def is_same_content(left: TensorSource, right: TensorSource, name: str) -> bool:

@@ -41,7 +41,7 @@ from halfbyte.checkpoints.family import (
 from halfbyte.checkpoints.layer_keys import KeySet, find_layers
 from halfbyte.checkpoints.nunchaku import read_precision
 from halfbyte.checkpoints.nunchaku_lite import METHOD as LITE_METHOD
-from halfbyte.checkpoints.rounded_parts import find_other_dtypes, round_parts
+from halfbyte.checkpoints.rounded_parts import BFLOAT16_ROUNDING, find_other_dtypes, round_parts
 from halfbyte.checkpoints.split_files import SplitFilesSource
 from halfbyte.checkpoints.tensor_source import TensorSource
 from halfbyte.errors import CheckpointError, FormatError
@@ -92,6 +92,8 @@ class VllmOmni(Family):
 
     name: ClassVar[str] = "vllm-omni"
     title: ClassVar[str] = "vllm-omni svdquant"
+    rounding: ClassVar[float] = BFLOAT16_ROUNDING
+    reads_as: ClassVar[Mapping[str, str]] = {"nvfp4_nunchaku": "nvfp4_one_level"}
     vectors: ClassVar[str] = PLAIN
     activation: ClassVar[str] = "nvfp4_one_level"
 
