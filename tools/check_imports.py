@@ -17,6 +17,7 @@ PACKAGE = "halfbyte"
 FOLDERS = (
     "native",
     "formats",
+    "workers",
     "reference",
     "svdquant",
     "checkpoints",

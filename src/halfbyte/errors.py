@@ -25,6 +25,10 @@ class UsageError(HalfbyteError, ValueError):
     """Arguments that contradict each other or the disk; the command line exits 2 on it."""
 
 
+class WorkerError(HalfbyteError, RuntimeError):
+    """Worker processes that are gone, unreachable or unfit; what they finished is kept."""
+
+
 class PtxError(HalfbyteError, ValueError):
     """PTX text that breaks the language, or a construct that the tools do not know.
 

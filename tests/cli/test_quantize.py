@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from halfbyte.cli.main import main
-from halfbyte.svdquant import quantize_file as quantize_file_module
+from halfbyte.svdquant import unit_quantizer
 from tests.svdquant.checkpoint_files import make_tensors, write_directory, write_file
 
 
@@ -149,7 +149,7 @@ def test_interrupt_exits_130_and_says_how_to_continue(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(quantize_file_module, "quantize_linear_group", interrupt)
+        patch.setattr(unit_quantizer, "quantize_linear_group", interrupt)
         assert run(source, target) == 130
     assert "same command again" in capsys.readouterr().err
     assert not target.exists()

@@ -18,6 +18,7 @@ from halfbyte.formats import file_target
 from halfbyte.formats.halfbyte_file import read_halfbyte_file, write_halfbyte_file
 from halfbyte.formats.quantize import dequantize
 from halfbyte.svdquant import quantize_file as quantize_file_module
+from halfbyte.svdquant import unit_quantizer
 from halfbyte.svdquant.linear_rules import LinearRules
 from halfbyte.svdquant.presets import PRESETS
 from halfbyte.svdquant.quantize_file import (
@@ -317,7 +318,7 @@ def test_error_in_the_middle_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write_file(tmp_path / "in.safetensors")
-    real = quantize_file_module.quantize_linear_group
+    real = unit_quantizer.quantize_linear_group
     calls = 0
 
     def fail_third(*arguments: object) -> object:
@@ -327,7 +328,7 @@ def test_error_in_the_middle_leaves_nothing(
             raise HalfbyteError("broken on purpose")
         return real(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(quantize_file_module, "quantize_linear_group", fail_third)
+    monkeypatch.setattr(unit_quantizer, "quantize_linear_group", fail_third)
     with pytest.raises(HalfbyteError, match="on purpose"):
         run(source, tmp_path / "out.safetensors")
     assert names(tmp_path) == ["in.safetensors"]
@@ -452,14 +453,14 @@ def test_rank_is_cut_to_the_smallest_linear_of_a_group(tmp_path: Path) -> None:
 
 def test_large_group_is_never_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write_file(tmp_path / "in.safetensors")
-    monkeypatch.setattr(quantize_file_module, "MAX_HELD_WEIGHTS", 64 * 80)
-    real, held = quantize_file_module.quantize_linear_group, []
+    monkeypatch.setattr(unit_quantizer, "MAX_HELD_WEIGHTS", 64 * 80)
+    real, held = unit_quantizer.quantize_linear_group, []
 
     def note_size(weights: list[torch.Tensor], *arguments: object) -> object:
         held.append(sum(weight.numel() for weight in weights))
         return real(weights, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(quantize_file_module, "quantize_linear_group", note_size)
+    monkeypatch.setattr(unit_quantizer, "quantize_linear_group", note_size)
     run(source, tmp_path / "out.safetensors")
     assert held == [64 * 80] * 2  # the two o_proj; q/k/v are streamed
     assert len(read_halfbyte_file(tmp_path / "out.safetensors").linears) == 8

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from halfbyte.cli.exit_codes import EXIT_INTERRUPTED
 from halfbyte.cli.progress import ProgressDisplay
+from halfbyte.cli.worker_options import chosen_workers, with_worker_options
 from halfbyte.errors import UsageError, printable
 from halfbyte.peak_memory import read_peak_memory_bytes
 
@@ -26,14 +27,15 @@ _STAGES = {"check": "checking input", "quantize": "quantizing"}
 _EPILOG = (
     "Examples: `halfbyte quantize model.safetensors model-nvfp4.safetensors`; "
     "`halfbyte quantize model/ model-int4/ --preset int4_weight_only_r32 --rank 64`; "
-    "`halfbyte quantize model/ out/ --exclude '*.down_proj' --report out.json`. "
+    "`halfbyte quantize model/ out/ --exclude '*.down_proj' --report out.json`; "
+    "`halfbyte quantize model/ out/ --workers 8`. "
     "A run that was interrupted or killed continues when the same command is given again."
 )
 
 
 def register(app: typer.Typer) -> None:
     """Add the verb to `app`."""
-    app.command(name="quantize", epilog=_EPILOG)(quantize)
+    app.command(name="quantize", epilog=_EPILOG)(with_worker_options(quantize))
 
 
 def quantize(
@@ -76,7 +78,12 @@ def quantize(
 
     rules = LinearRules(include=tuple(include or ()), exclude=tuple(exclude or ()))
     request = QuantizeFileRequest(
-        *paths, _find_preset(preset, rank), rules, report=report, force=force
+        *paths,
+        _find_preset(preset, rank),
+        rules,
+        report=report,
+        force=force,
+        workers=chosen_workers(),
     )
     console = Console(stderr=True, highlight=False)
     result = _run(request, console)

@@ -15,12 +15,10 @@ from typing import Any, Literal
 
 import torch
 
-from halfbyte.errors import CheckpointError, FormatError, printable
+from halfbyte.errors import CheckpointError, WorkerError
 from halfbyte.formats.file_target import check_free_space, check_may_replace, check_target
 from halfbyte.formats.halfbyte_file import FORMAT_VERSION, is_halfbyte_metadata, make_tensor_name
-from halfbyte.formats.halfbyte_layer import check_linear_values, split_linear
 from halfbyte.formats.output_files import WorkUnit, encode_index, encode_report
-from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.formats.safetensors_checkpoint import SafetensorsCheckpoint
 from halfbyte.formats.safetensors_writer import write_bytes_atomically
 from halfbyte.formats.side_files import check_unchanged, read_side_file
@@ -38,19 +36,18 @@ from halfbyte.svdquant.file_plan import (
     make_plan,
 )
 from halfbyte.svdquant.file_report import LayerReport, make_report
-from halfbyte.svdquant.large_weights import WeightRows, quantize_large_group
 from halfbyte.svdquant.linear_rules import BIAS_SUFFIX, WEIGHT_SUFFIX, LinearRules
 from halfbyte.svdquant.presets import SVDQuantPreset
-from halfbyte.svdquant.quantize_layer import quantize_linear_group
-from halfbyte.svdquant.weight_error import make_snr_db, measure_weight_error
+from halfbyte.svdquant.unit_quantizer import QuantizeJob, UnitQuantizer
+from halfbyte.workers.identity import Identity
+from halfbyte.workers.job import UnitResult
+from halfbyte.workers.ray_workers import RayWorkers, start_workers
+from halfbyte.workers.settings import WorkerSettings
+from halfbyte.workers.unit_journal import UnitJournal
 
 # Raised when a change to the arithmetic changes output bytes: a run that an older version began is
 # then not continued by a newer one.
 ARITHMETIC_VERSION = 1
-
-# A group with more weights than this is never held whole: the quantizer keeps up to seven float32
-# copies of what it holds.
-MAX_HELD_WEIGHTS = 4 * 2**20
 
 
 @dataclass(frozen=True)
@@ -85,6 +82,7 @@ class QuantizeFileRequest:
         rules: which tensors are linears.
         report: where the JSON report goes; None for beside the target.
         force: replace a target that holds something else.
+        workers: processes that quantize, None for this one alone.
     """
 
     source: Path
@@ -93,6 +91,7 @@ class QuantizeFileRequest:
     rules: LinearRules = field(default_factory=LinearRules)
     report: Path | None = None
     force: bool = False
+    workers: WorkerSettings | None = None
 
     @property
     def report_path(self) -> Path:
@@ -127,6 +126,8 @@ def quantize_file(
         UsageError: paths or settings that cannot be meant.
         CheckpointError: an input that is corrupt or not finite, a place that cannot be written.
         FormatError: a preset whose format names are unknown.
+        WorkerError: workers that are lost or unfit; what is done is kept for the next run.
+        MissingDependencyError: workers are asked for and Ray is absent.
     """
     request = replace(request, source=Path(request.source), target=Path(request.target))
     check_target(request.source, request.target, request.report_path)
@@ -146,10 +147,22 @@ def quantize_file(
         check_may_replace(
             request.target, is_directory, request.force, "this input with these settings"
         )
-        run = _Run(request, checkpoint, plan, checked, on_progress)
-        with UnfinishedOutput(request.target, plan.files, json.dumps(provenance)) as output:
+        fingerprint = _make_fingerprint(request, provenance)
+
+        def note(text: str) -> None:
+            on_progress(ProgressEvent("note", 0, 0, text))
+
+        with (
+            start_workers(
+                request.workers, lambda text: on_progress(ProgressEvent("note", 0, 0, text))
+            ) as workers,
+            UnfinishedOutput(request.target, plan.files, fingerprint) as output,
+        ):
+            run = _Run(request, checkpoint, plan, checked, on_progress, workers)
             try:
                 return run.write(output, is_directory)
+            except WorkerError:
+                raise  # nothing is wrong with what is done
             except Exception:
                 output.discard()
                 raise
@@ -165,25 +178,23 @@ class _Run:
         plan: FilePlan,
         checked: CheckedInput,
         on_progress: OnProgress,
+        workers: RayWorkers | None,
     ) -> None:
         self.request = request
         self.checkpoint = checkpoint
         self.plan = plan
         self.checked = checked
         self.on_progress = on_progress
+        self.workers = workers
+        self.quantizer = UnitQuantizer(checkpoint, plan.layers, request.preset)
 
     def write(self, output: UnfinishedOutput, is_directory: bool) -> QuantizeFileResult:
         resumed = self._drop_damaged_units(output)
         self._note_resumption(output, resumed)
-        done = 0
-        for unit in self.plan.units:
-            self._show(done, unit.name)
-            if unit.name not in output.finished:
-                layers = self._work_off(output, unit)
-                checksum = output.measure_checksum(self._tensors_of(unit))
-                output.record(FinishedUnit(unit.name, checksum, layers))
-            done += unit.num_bytes
-        self._show(done, "")
+        if self.workers is None:
+            self._work_here(output)
+        else:
+            self._work_with(self.workers, output)
         check_unchanged(self.checked.stamps, "quantized")
         if is_directory:
             self._write_side_files(output)
@@ -191,6 +202,28 @@ class _Run:
         write_bytes_atomically(self.request.report_path, encode_report(report))
         output.finish(is_directory)
         return QuantizeFileResult("written", resumed, report)
+
+    def _work_here(self, output: UnfinishedOutput) -> None:
+        done = 0
+        for unit in self.plan.units:
+            self._show(done, unit.name)
+            if unit.name not in output.finished:
+                output.record(self._put(output, unit, self.quantizer.work_off(unit)))
+            done += unit.num_bytes
+        self._show(done, "")
+
+    def _work_with(self, workers: RayWorkers, output: UnfinishedOutput) -> None:
+        """Let `workers` quantize; this process copies, writes, and keeps the journal."""
+        request = self.request
+        todo = [unit for unit in self.plan.units if unit.name not in output.finished]
+        done = self.plan.input_bytes - sum(unit.num_bytes for unit in todo)
+        self._show(done, "starting workers")
+        job = QuantizeJob(request.source.resolve(), request.preset, request.rules)
+        with UnitJournal(output) as journal:
+            for unit, result in workers.run(job, self.quantizer, todo):
+                journal.add(self._put(output, unit, result))
+                done += unit.num_bytes
+                self._show(done, unit.name)
 
     def _show(self, done: int, text: str) -> None:
         self.on_progress(ProgressEvent("quantize", done, self.plan.input_bytes, text))
@@ -221,62 +254,20 @@ class _Run:
         ]
         return [*parts, *unit.copies]
 
-    def _work_off(self, output: UnfinishedOutput, unit: WorkUnit) -> list[dict[str, Any]]:
+    def _put(self, output: UnfinishedOutput, unit: WorkUnit, result: UnitResult) -> FinishedUnit:
+        """Write a unit's tensors, and those that it copies; return its journal line."""
         for name in unit.copies:
             start = 0
             for chunk in self.checkpoint.file_of(name).iter_bytes(name):
                 output.file_of(name).write_bytes(name, chunk, start)
                 start += chunk.numel()
-        if not unit.layers:
-            return []
-        reports = []
-        linears = self._quantize(unit)
-        for layer, linear in zip(unit.layers, linears, strict=True):
-            check_linear_values(f"{self.request.source}: {layer}", linear)
-            self._write_linear(output, layer, linear)
-            reports.append(asdict(self._report_layer(unit, layer, linear)))
-        return reports
-
-    def _quantize(self, unit: WorkUnit) -> list[QuantizedLinear]:
-        try:
-            return self._quantize_group(unit)
-        except FormatError as error:
+        promised = set(self._tensors_of(unit)) - set(unit.copies)
+        if promised != result.tensors.keys():
             raise CheckpointError(
-                f"{self.request.source}: {', '.join(map(printable, unit.layers))}: {error}; its "
-                "weights may be too large for float32 arithmetic: mend them or --exclude the layer"
-            ) from error
-
-    def _quantize_group(self, unit: WorkUnit) -> list[QuantizedLinear]:
-        biases = [self._read_bias(layer) for layer in unit.layers]
-        preset = self.request.preset
-        weights = [self._open_rows(layer) for layer in unit.layers]
-        if sum(weight.rows * weight.columns for weight in weights) > MAX_HELD_WEIGHTS:
-            return quantize_large_group(weights, biases, preset)
-        held = [read_float_weight(weight) for weight in weights]
-        linears, _ = quantize_linear_group(held, biases, None, preset)
-        return linears
-
-    def _open_rows(self, layer: str) -> WeightRows:
-        name = layer + WEIGHT_SUFFIX
-        file = self.checkpoint.file_of(name)
-        rows, columns = file.entry(name).shape
-        return WeightRows(rows, columns, lambda start, stop: file.read_rows(name, start, stop))
-
-    def _read_bias(self, layer: str) -> torch.Tensor | None:
-        if "bias" not in self.plan.layers[layer].parts:
-            return None
-        return self.checkpoint.read_tensor(layer + BIAS_SUFFIX)
-
-    def _write_linear(self, output: UnfinishedOutput, layer: str, linear: QuantizedLinear) -> None:
-        record, tensors = split_linear(linear)
-        planned = self.plan.layers[layer]
-        if record != planned:
-            raise CheckpointError(
-                f"{self.request.source}: {layer}: quantized to {record}, planned was {planned}; "
+                f"{unit.name}: made {sorted(result.tensors)}, planned were {sorted(promised)}; "
                 "this is a defect in halfbyte"
             )
-        for part, tensor in tensors.items():
-            name = make_tensor_name(layer, part)
+        for name, tensor in result.tensors.items():
             file = output.file_of(name)
             entry = file.layout.tensors[name]
             if entry.dtype.torch_dtype != tensor.dtype or entry.shape != tuple(tensor.shape):
@@ -285,29 +276,8 @@ class _Run:
                     f"{list(entry.shape)}; this is a defect in halfbyte"
                 )
             file.write_bytes(name, tensor)
-
-    def _report_layer(self, unit: WorkUnit, layer: str, linear: QuantizedLinear) -> LayerReport:
-        name = layer + WEIGHT_SUFFIX
-        error = measure_weight_error(self._open_rows(layer).read, linear)
-        before = self.checkpoint.entry(name).num_bytes
-        if linear.bias is not None:
-            before += self.checkpoint.entry(layer + BIAS_SUFFIX).num_bytes
-        return LayerReport(
-            name=layer,
-            out_features=linear.out_features,
-            in_features=linear.in_features,
-            format=linear.weight.format.name,
-            rank=linear.rank,
-            group=unit.layers,
-            relative_error=error.relative_error,
-            snr_db=make_snr_db(error.relative_error),
-            blocks=error.counts.blocks,
-            saturated=error.counts.saturated,
-            flushed=error.counts.flushed,
-            zero=error.counts.zero,
-            bytes_before=before,
-            bytes_after=linear.num_bytes,
-        )
+        checksum = output.measure_checksum(self._tensors_of(unit))
+        return FinishedUnit(unit.name, checksum, result.layers)
 
     def _write_side_files(self, output: UnfinishedOutput) -> None:
         for name in self.checked.side_files:
@@ -320,8 +290,8 @@ class _Run:
     def _make_report(self, output: UnfinishedOutput) -> dict[str, Any]:
         layers = [
             LayerReport(**{**entry, "group": tuple(entry["group"])})
-            for unit in output.finished.values()
-            for entry in unit.layers
+            for unit in self.plan.units
+            for entry in output.finished[unit.name].layers
         ]
         copies = [name for unit in self.plan.units for name in unit.copies]
         settings = {
@@ -341,14 +311,6 @@ class _Run:
             "file_bytes": {"input": self.checkpoint.num_bytes, "output": self.plan.output_bytes},
         }
         return make_report(settings, layers, others)
-
-
-def read_float_weight(weight: WeightRows) -> torch.Tensor:
-    """Return the whole weight as [N, K] float32, never holding a second whole copy."""
-    whole = torch.empty(weight.rows, weight.columns, dtype=torch.float32)
-    for start, stop, chunk in weight.iter_chunks():
-        whole[start:stop] = chunk
-    return whole
 
 
 def _check_source(
@@ -379,6 +341,17 @@ def _make_provenance(request: QuantizeFileRequest, checked: CheckedInput) -> dic
         "exclude": list(request.rules.exclude),
         "rules_sha256": hashlib.sha256(rules).hexdigest(),
     }
+
+
+def _make_fingerprint(request: QuantizeFileRequest, provenance: dict[str, Any]) -> str:
+    """Return what a run must share with an interrupted one to continue it.
+
+    More than the output says of itself: matrix products of another machine or number of threads
+    round otherwise, and half of each would be the bytes of no undisturbed run.
+    """
+    workers = request.workers
+    threads = torch.get_num_threads() if workers is None else workers.threads
+    return json.dumps({**provenance, "computed_by": asdict(Identity.read(threads))})
 
 
 def _is_finished(target: Path, provenance: dict[str, Any]) -> bool:
