@@ -1,5 +1,6 @@
 """Placements are made once, follow what they were made from, and keep nothing alive."""
 
+import dataclasses
 import gc
 import weakref
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from halfbyte import ops
+from halfbyte.errors import FormatError
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.kernels.gemm_w4a4.placement import PlacedLinear
 from halfbyte.ops import placed_linears
@@ -29,6 +31,22 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[QuantizedLinear]:
     return records
 
 
+@pytest.fixture
+def made_low_ranks(monkeypatch: pytest.MonkeyPatch) -> list[QuantizedLinear]:
+    """Return a list that grows by one where the low-rank branch alone is placed again."""
+    records: list[QuantizedLinear] = []
+    replace = placed_linears.replace_low_rank
+
+    def replace_and_note(
+        placed: PlacedLinear, linear: QuantizedLinear, dtype: torch.dtype
+    ) -> PlacedLinear:
+        records.append(linear)
+        return replace(placed, linear, dtype)
+
+    monkeypatch.setattr(placed_linears, "replace_low_rank", replace_and_note)
+    return records
+
+
 def make_parts(k: int = 64, **changes: Any) -> tuple[list[torch.Tensor], ops.LinearSpec]:
     linear = make_linear(LinearShape(n=24, k=k, rank=8, **changes))
     return ops.list_parts(linear), ops.make_spec(linear)
@@ -46,7 +64,40 @@ def test_a_second_call_places_nothing(made: list[QuantizedLinear]) -> None:
     assert len(made) == 2
 
 
-@pytest.mark.parametrize("index", [0, 1, 2, 4, 5, 6, 7, 8], ids=lambda i: ops.PART_NAMES[i])
+def assert_same_placement(left: PlacedLinear, right: PlacedLinear) -> None:
+    for field in dataclasses.fields(PlacedLinear):
+        one, other = getattr(left, field.name), getattr(right, field.name)
+        if isinstance(one, torch.Tensor):
+            assert torch.equal(one, other), field.name
+        else:
+            assert one == other, field.name
+
+
+@pytest.mark.parametrize("parts_too", [True, False], ids=["scaled", "codes_alone"])
+@pytest.mark.parametrize("rank", [0, 8, 24])
+def test_another_low_rank_branch_keeps_the_placed_weight(
+    made: list[QuantizedLinear],
+    made_low_ranks: list[QuantizedLinear],
+    rank: int,
+    parts_too: bool,
+) -> None:
+    parts, spec = make_parts(parts=parts_too)
+    first = find_placed(parts, spec, torch.bfloat16)
+    parts[6], parts[7] = torch.randn(rank, 64), torch.randn(24, rank)
+    second = find_placed(parts, spec, torch.bfloat16)
+    if rank:
+        parts[7].mul_(0.5)
+        second = find_placed(parts, spec, torch.bfloat16)
+    assert second.weight_sf is first.weight_sf
+    assert (len(made), len(made_low_ranks)) == (1, 2 if rank else 1)
+    assert_same_placement(second, placed_linears.place_linear(made_low_ranks[-1], torch.bfloat16))
+    parts[7] = parts[7] * float("nan")
+    if rank:
+        with pytest.raises(FormatError, match="lora_up"):
+            find_placed(parts, spec, torch.bfloat16)
+
+
+@pytest.mark.parametrize("index", [0, 1, 2, 4, 5, 8], ids=lambda i: ops.PART_NAMES[i])
 def test_a_part_written_in_place_or_replaced_is_placed_again(
     made: list[QuantizedLinear], index: int
 ) -> None:

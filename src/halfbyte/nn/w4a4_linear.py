@@ -13,6 +13,10 @@ Who runs it is `backend`: "auto" follows the device; "virtual-b200" and "virtual
 tensors through the Blackwell kernels on a virtual GPU. What those kernels read is made from the
 buffers at the first call and kept until they change; it is no part of the state or of a copy.
 
+Adapters (`nn.adapters`) lengthen the low-rank branch that runs: `adapted_down` and `adapted_up`
+stand in for `lora_down` and `lora_up`, which stay as they are. They are no part of the state, nor
+of `to_record()`; `low_rank_stack` says how they are kept.
+
 There is no backward pass: the module is for inference.
 """
 
@@ -28,6 +32,7 @@ from halfbyte.formats.halfbyte_layer import check_linear_values
 from halfbyte.formats.packing import view_as_bytes
 from halfbyte.formats.quantize_plan import check_dense
 from halfbyte.formats.quantized_linear import QuantizedLinear
+from halfbyte.nn.low_rank_stack import get_stacked, restack
 from halfbyte.ops.backends import check_backend
 from halfbyte.ops.checks import check_float_dtype
 from halfbyte.ops.linear_parts import (
@@ -51,6 +56,8 @@ _STATE_KIND: Final = "halfbyte.W4A4Linear/1"
 # Parts that a dtype cast converts; all others are exact.
 _CASTABLE: Final = ("smooth", "lora_down", "lora_up", "bias")
 _EXACT: Final = tuple(name for name in PART_NAMES if name not in _CASTABLE)
+_LORA_DOWN: Final = PART_NAMES.index("lora_down")
+_LORA_UP: Final = PART_NAMES.index("lora_up")
 
 
 class W4A4Linear(nn.Module):
@@ -61,7 +68,8 @@ class W4A4Linear(nn.Module):
     `from_state_dict`.
 
     Attributes:
-        in_features: K. out_features: N. rank: R of the low-rank branch, 0 without one.
+        in_features: K. out_features: N. rank: R of the low-rank branch, 0 without one; adapters
+            are not counted.
         spec: what the bytes mean (weight format, activation format, K).
         backend: one of `ops.BACKENDS`; may be set at any time.
     """
@@ -72,6 +80,8 @@ class W4A4Linear(nn.Module):
     weight_scales: torch.Tensor
     smooth: torch.Tensor | None
     bias: torch.Tensor | None
+    adapted_down: torch.Tensor | None
+    adapted_up: torch.Tensor | None
     _absent: torch.Tensor
 
     def __init__(self, record: QuantizedLinear, backend: str = "auto") -> None:
@@ -94,6 +104,8 @@ class W4A4Linear(nn.Module):
             is_kept = index < 2 or is_present(part)
             owned = part.detach().contiguous().clone() if is_kept else None
             self.register_buffer(name, owned)
+        self.register_buffer("adapted_down", None, persistent=False)
+        self.register_buffer("adapted_up", None, persistent=False)
         # What stands for a part that is None; a buffer, so that it moves with the module.
         absent = torch.empty(0, device=record.weight.data.device)
         self.register_buffer("_absent", absent, persistent=False)
@@ -174,8 +186,11 @@ class W4A4Linear(nn.Module):
         return cls(record, backend)
 
     def to_record(self) -> QuantizedLinear:
-        """Return the canonical record; its tensors are this module's buffers, not copies."""
-        return make_linear(self._parts(), self.spec)
+        """Return the canonical record; its tensors are this module's buffers, not copies.
+
+        Adapters are left out; `adapters.merge_adapters` makes them part of the record.
+        """
+        return make_linear(self._own_parts(), self.spec)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return y [..., N] of x [..., K] in x's dtype.
@@ -220,11 +235,20 @@ class W4A4Linear(nn.Module):
         dtype = f", dtype={dtypes[0]}" if dtypes else ""
         backend = "" if self.backend == "auto" else f", backend={self.backend}"
         placed = f", placed_bytes={self.placed_bytes}" if self.placed_bytes else ""
-        return f"{fields}{dtype}, bytes={self.to_record().num_bytes}{placed}{backend}"
+        stacked = get_stacked(self)
+        adapters = f", adapters={sorted(stacked)}" if stacked else ""
+        return f"{fields}{dtype}, bytes={self.to_record().num_bytes}{placed}{backend}{adapters}"
 
-    def _parts(self) -> list[torch.Tensor]:
+    def _own_parts(self) -> list[torch.Tensor]:
         parts = (getattr(self, name) for name in PART_NAMES)
         return [self._absent if part is None else part for part in parts]
+
+    def _parts(self) -> list[torch.Tensor]:
+        """Return the parts that run: those of the module with the adapters' ranks."""
+        parts = self._own_parts()
+        if self.adapted_down is not None and self.adapted_up is not None:
+            parts[_LORA_DOWN], parts[_LORA_UP] = self.adapted_down, self.adapted_up
+        return parts
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         """Move or cast buffers, the exact ones as bytes so that no cast can reach them."""
@@ -267,6 +291,7 @@ class W4A4Linear(nn.Module):
             return
         forget_placed(self._parts())
         super()._load_from_state_dict(state_dict, prefix, *arguments)
+        restack(self)
         if self.weight_data.is_meta:
             return
         try:  # a negative or NaN scale would not fail later, it would be wrong

@@ -2,6 +2,7 @@
 
 A linear is known by its weight tensor. A placement is made again when one of the parts is another
 tensor, has other memory (`part.data = ...`) or was written in place (torch's version counter tells;
+where that is the low-rank branch alone, as when an adapter changes, the placed weight is kept;
 `forget_placed` is for writers that it does not see: `part.data.copy_(...)`, NumPy's views, and
 inference tensors, which have none).
 """
@@ -10,13 +11,17 @@ import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from halfbyte.kernels.gemm_w4a4.placement import PlacedLinear, place_linear
-from halfbyte.ops.linear_parts import LinearSpec, is_present, make_linear
+from halfbyte.kernels.gemm_w4a4.placement import (
+    PlacedLinear,
+    place_linear,
+    replace_low_rank,
+)
+from halfbyte.ops.linear_parts import PART_NAMES, LinearSpec, is_present, make_linear
 
 
 @dataclass(eq=False)
@@ -45,7 +50,18 @@ class _Placements:
             for kept, part in zip(self.parts, parts[1:], strict=True)
         )
 
+    def differs_in_low_rank_alone(self, other: "_Placements") -> bool:
+        """Return whether the weight of `other` and all beside its low rank are those of this."""
+        kept = [index for index in range(len(PART_NAMES)) if index not in _LOW_RANK]
+        pairs = [(self.parts[index - 1], other.parts[index - 1]) for index in kept if index]
+        return (
+            self.spec == other.spec
+            and all(self.versions[index] == other.versions[index] for index in kept)
+            and all((a and a()) is (b and b()) for a, b in pairs)
+        )
 
+
+_LOW_RANK: Final = tuple(PART_NAMES.index(name) for name in ("lora_down", "lora_up"))
 _lock = threading.Lock()
 _placed: Any = WeakTensorKeyDictionary()
 
@@ -69,14 +85,20 @@ def find_placed(
         if kept is not None and kept.is_of(parts, spec) and dtype in kept.by_dtype:
             placed: PlacedLinear = kept.by_dtype[dtype]
             return placed
+        # `.data`: a tensor that shares the codes without keeping the key of this table alive.
+        linear = make_linear([parts[0].data, *parts[1:]], spec)
         if kept is None or not kept.is_of(parts, spec):
+            old = kept
             references = tuple(
                 weakref.ref(part) if is_present(part) else None for part in parts[1:]
             )
             kept = _placed[parts[0]] = _Placements(references, _read_versions(parts), spec)
-        # `.data`: a tensor that shares the codes without keeping the key of this table alive.
-        alias = [parts[0].data, *parts[1:]]
-        placed = kept.by_dtype[dtype] = place_linear(make_linear(alias, spec), dtype)
+            before = None if old is None else old.by_dtype.get(dtype)
+            if old is not None and before is not None and old.differs_in_low_rank_alone(kept):
+                kept.by_dtype[dtype] = replace_low_rank(before, linear, dtype)
+        if dtype not in kept.by_dtype:
+            kept.by_dtype[dtype] = place_linear(linear, dtype)
+        placed = kept.by_dtype[dtype]
         return placed
 
 

@@ -165,6 +165,32 @@ def place_linear(linear: QuantizedLinear, dtype: torch.dtype) -> PlacedLinear:
     return replace(placed, shared_bytes=_count_shared_bytes(placed, linear))
 
 
+def replace_low_rank(
+    placed: PlacedLinear, linear: QuantizedLinear, dtype: torch.dtype
+) -> PlacedLinear:
+    """Return `placed` with the low-rank branch of `linear`, which is else what it was made from.
+
+    The weight is neither read nor packed: the cost is that of the two factors. Raises what
+    `place_linear` raises for them.
+    """
+    for name in ("lora_down", "lora_up"):
+        part = getattr(linear, name)
+        if part is not None and not bool(torch.isfinite(part).all()):
+            raise FormatError(f"{name}{_name_first(~torch.isfinite(part), part)}, wanted finite")
+    factor = placed.column_scale
+    if factor is None:
+        factor = torch.ones(linear.out_features, device=placed.weight_codes.device)
+    lora_down, lora_up, exponent = _place_low_rank(linear, factor, dtype)
+    again = replace(
+        placed,
+        rank=linear.rank,
+        lora_down=lora_down,
+        lora_up=lora_up,
+        lora_act_scale=2.0**exponent,
+    )
+    return replace(again, shared_bytes=_count_shared_bytes(again, linear))
+
+
 def check_runs_on_blackwell(linear: QuantizedLinear) -> None:
     """Raise UnsupportedHardwareError for formats that tcgen05 has no block-scaled MMA for."""
     weight, activation = linear.weight.format, linear.activation
