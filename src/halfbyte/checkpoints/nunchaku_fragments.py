@@ -26,9 +26,9 @@ def unpack_codes(packed: torch.Tensor) -> torch.Tensor:
     n, row_bytes = packed.shape
     _check_multiple("rows", n, TILE_ROWS)
     _check_multiple("columns", 2 * row_bytes, TILE_COLUMNS)
-    tiles = packed.view(torch.uint8).reshape(n // 128, row_bytes // 32, 8, 8, 4, 2, 2, 4)
-    # (nt, kt, a, c, e, b, d, byte) -> (nt, a, b, c, kt, d, e, byte)
-    return tiles.permute(0, 2, 5, 3, 1, 6, 4, 7).reshape(n, row_bytes)
+    tiles = _view_words(packed).reshape(n // 128, row_bytes // 32, 8, 8, 4, 2, 2)
+    # (nt, kt, a, c, e, b, d) -> (nt, a, b, c, kt, d, e)
+    return tiles.permute(0, 2, 5, 3, 1, 6, 4).reshape(n, row_bytes // 4).view(torch.uint8)
 
 
 def pack_codes(codes: torch.Tensor) -> torch.Tensor:
@@ -36,9 +36,9 @@ def pack_codes(codes: torch.Tensor) -> torch.Tensor:
     n, row_bytes = codes.shape
     _check_multiple("rows", n, TILE_ROWS)
     _check_multiple("columns", 2 * row_bytes, TILE_COLUMNS)
-    tiles = codes.view(torch.uint8).reshape(n // 128, 8, 2, 8, row_bytes // 32, 2, 4, 4)
-    # (nt, a, b, c, kt, d, e, byte) -> (nt, kt, a, c, e, b, d, byte)
-    packed = tiles.permute(0, 4, 1, 3, 6, 2, 5, 7).reshape(n, row_bytes)
+    tiles = _view_words(codes).reshape(n // 128, 8, 2, 8, row_bytes // 32, 2, 4)
+    # (nt, a, b, c, kt, d, e) -> (nt, kt, a, c, e, b, d)
+    packed = tiles.permute(0, 4, 1, 3, 6, 2, 5).reshape(n, row_bytes // 4)
     return packed.view(torch.int8)
 
 
@@ -47,9 +47,9 @@ def unpack_byte_scales(packed: torch.Tensor) -> torch.Tensor:
     groups, n = packed.shape
     _check_multiple("rows", n, TILE_ROWS)
     _check_multiple("groups", groups, 4)
-    tiles = packed.view(torch.uint8).reshape(n // 128, groups // 4, 8, 4, 4, 4)
-    # (nt, kt, h, i, p, j) -> (nt, p, i, h, kt, j)
-    return tiles.permute(0, 4, 3, 2, 1, 5).reshape(n, groups).view(packed.dtype)
+    tiles = _view_words(packed).reshape(n // 128, groups // 4, 8, 4, 4)
+    # (nt, kt, h, i, p) of words of four j -> (nt, p, i, h, kt)
+    return tiles.permute(0, 4, 3, 2, 1).reshape(n, groups // 4).view(packed.dtype)
 
 
 def pack_byte_scales(scales: torch.Tensor) -> torch.Tensor:
@@ -57,9 +57,9 @@ def pack_byte_scales(scales: torch.Tensor) -> torch.Tensor:
     n, groups = scales.shape
     _check_multiple("rows", n, TILE_ROWS)
     _check_multiple("groups", groups, 4)
-    tiles = scales.view(torch.uint8).reshape(n // 128, 4, 4, 8, groups // 4, 4)
-    # (nt, p, i, h, kt, j) -> (nt, kt, h, i, p, j)
-    return tiles.permute(0, 4, 3, 2, 1, 5).reshape(groups, n).view(scales.dtype)
+    tiles = _view_words(scales).reshape(n // 128, 4, 4, 8, groups // 4)
+    # (nt, p, i, h, kt) of words of four j -> (nt, kt, h, i, p)
+    return tiles.permute(0, 4, 3, 2, 1).reshape(groups, n // 4).view(scales.dtype)
 
 
 def unpack_float_scales(packed: torch.Tensor) -> torch.Tensor:
@@ -124,6 +124,11 @@ def pack_lora_up(lora_up: torch.Tensor) -> torch.Tensor:
     tiles = lora_up.reshape(n // 16, 2, 8, rank // 16, 2, 4, 2)
     # (nf, n2, nl, rf, k2, kl, e) -> (nf, rf, nl, kl, n2, k2, e)
     return tiles.permute(0, 3, 2, 5, 1, 4, 6).reshape(n, rank)
+
+
+def _view_words(tensor: torch.Tensor) -> torch.Tensor:
+    """Return bytes in words of four, which all tiles keep together: four times as fast to move."""
+    return tensor.contiguous().view(torch.int32)
 
 
 def _check_multiple(name: str, size: int, multiple: int) -> None:
