@@ -6,7 +6,10 @@ torch.export and meta tensors work. None has a backward pass: 4-bit linears are 
 
 from halfbyte.ops.backends import BACKENDS
 from halfbyte.ops.gemm_w4a4 import gemm_w4a4
+from halfbyte.ops.gemm_w4a4_quantized import gemm_w4a4_quantized
 from halfbyte.ops.linear_parts import PART_NAMES, LinearSpec, decode_spec, list_parts, make_spec
+from halfbyte.ops.next_input import NextSpec, decode_next_spec, list_next_parts, make_next_spec
+from halfbyte.ops.project_lora import project_lora
 from halfbyte.ops.published import gemm_published
 from halfbyte.ops.quantize_act_lora import quantize_act_lora
 from halfbyte.ops.w4a4_linear import w4a4_linear
@@ -15,11 +18,17 @@ __all__ = [
     "BACKENDS",
     "PART_NAMES",
     "LinearSpec",
+    "NextSpec",
+    "decode_next_spec",
     "decode_spec",
     "gemm_published",
     "gemm_w4a4",
+    "gemm_w4a4_quantized",
+    "list_next_parts",
     "list_parts",
+    "make_next_spec",
     "make_spec",
+    "project_lora",
     "quantize_act_lora",
     "w4a4_linear",
 ]

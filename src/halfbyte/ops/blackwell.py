@@ -5,7 +5,8 @@ to 8. Every tensor that a kernel writes is allocated here and written whole, pad
 """
 
 import contextlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import torch
@@ -27,6 +28,7 @@ from halfbyte.kernels.gemm_w4a4.placement import (
 )
 from halfbyte.ops.backends import Backend
 
+_SMALLEST_BLOCK: Final = 16  # codes of an NVFP4 block; both formats' scales of K = 32 fit a tile
 _ROW_BYTES: Final = 16  # rows that TMA writes are a multiple of 16 bytes apart
 
 
@@ -75,8 +77,24 @@ def allocate_input(x: torch.Tensor, shape: InputShape) -> QuantizedInput:
         codes=x.new_empty((shape.m, round_up(shape.k, K_MULTIPLE) // 2), dtype=torch.uint8),
         sf=x.new_empty(sf_shape[0] * sf_shape[1], dtype=torch.uint8),
         global_scale=x.new_empty(() if shape.has_global_scale else (0,), dtype=torch.float32),
-        lora_act=x.new_empty((shape.m, round_up(shape.rank, RANK_MULTIPLE))),
+        lora_act=x.new_empty((shape.m, round_up_rank(shape.rank))),
     )
+
+
+def round_up_rank(rank: int) -> int:
+    """Return R_pad."""
+    return round_up(rank, RANK_MULTIPLE)
+
+
+def project_input(x: torch.Tensor, placed: PlacedLinear) -> torch.Tensor:
+    """Return x [M, K] @ lora_down^T times `lora_act_scale`: [M, R_pad] in x's dtype.
+
+    The factor is applied to torch's float32 sums: a product that fits no float16 may fit with it.
+    """
+    if placed.lora_down is None:
+        return x.new_empty((x.shape[0], 0))
+    down = placed.lora_down[:, : placed.columns].t()
+    return torch.addmm(x.new_zeros((1, 1)), x, down, beta=0, alpha=placed.lora_act_scale)
 
 
 def describe_shape(m: int, placed: PlacedLinear) -> InputShape:
@@ -152,16 +170,25 @@ def _launch_quantize(
 
 
 def multiply_input(
-    act: QuantizedInput, placed: PlacedLinear, out_dtype: torch.dtype, backend: Backend
+    act: QuantizedInput,
+    placed: PlacedLinear,
+    out_dtype: torch.dtype,
+    backend: Backend,
+    activation: str = "none",
 ) -> torch.Tensor:
     """Return y [M, N] of `out_dtype`, contiguous.
 
     Raises FormatError for an activation that is not laid out for this linear.
     """
     check_kernel_dtype("out_dtype", out_dtype)
+    return multiply_operands(make_operands(act, placed), out_dtype, backend, activation)
+
+
+def make_operands(act: QuantizedInput, placed: PlacedLinear) -> GemmOperands:
+    """Return what the GEMM reads; FormatError for an `act` that is not laid out for this linear."""
     _check_input_fits(act, placed)
     is_dynamic = placed.activation.global_scale == "dynamic"
-    operands = GemmOperands(
+    return GemmOperands(
         block_format=placed.block_format,
         act_codes=align(act.codes),
         act_sf=align(act.sf),
@@ -175,42 +202,68 @@ def multiply_input(
         columns=placed.columns,
         rank=placed.rank,
     )
-    return multiply_operands(operands, out_dtype, backend)
 
 
 def multiply_operands(
-    operands: GemmOperands, out_dtype: torch.dtype, backend: Backend
+    operands: GemmOperands, out_dtype: torch.dtype, backend: Backend, activation: str = "none"
 ) -> torch.Tensor:
     """Return y [M, N] of `out_dtype`, contiguous, of operands as the GEMM reads them."""
     m, n = operands.act_codes.shape[0], operands.weight_codes.shape[0]
     like = operands.act_codes
     if m == 0 or n == 0:
         return like.new_empty((m, n), dtype=out_dtype)
-    if operands.columns == 0:  # no products: the bias alone, or zeros
+    if operands.columns == 0 and activation == "none":  # no products: the bias alone, or zeros
         y = like.new_zeros((m, n), dtype=out_dtype)
         return y if operands.bias is None else y.copy_(operands.bias)
-    # Rows start at multiples of 16 bytes; where N does not, the padded rows are packed at the end.
-    padded = like.new_empty((m, round_up(n, _ROW_BYTES // 2)), dtype=out_dtype)
-    y = padded[:, :n]
-    _launch_gemm(operands, y, backend)
+    y = allocate_rows(like, (m, n), out_dtype)
+    epilogue = EpilogueConfig(activation=activation)
+    launch_gemm(operands, {"y": y}, epilogue, out_dtype, backend)
     return y.contiguous()
 
 
-def _launch_gemm(operands: GemmOperands, y: torch.Tensor, backend: Backend) -> None:
+def allocate_rows(like: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+    """Return an uninitialised y [M, N] whose rows start at multiples of 16 bytes.
+
+    Where N is no such multiple it is a view that `contiguous` packs.
+    """
+    m, n = shape
+    return like.new_empty((m, round_up(n, _ROW_BYTES // 2)), dtype=dtype)[:, :n]
+
+
+def launch_gemm(
+    operands: GemmOperands,
+    outputs: Mapping[str, torch.Tensor],
+    epilogue: EpilogueConfig,
+    out_dtype: torch.dtype,
+    backend: Backend,
+) -> None:
+    """Launch the GEMM of operands with M and N of at least 1.
+
+    Args:
+        operands: what is multiplied; K = 0 is computed as a block of zeros.
+        outputs: tensors by the names of `list_arguments` for what `epilogue` writes, with the
+            factors of the next layer.
+        epilogue: what follows the sum; which factors the operands have is filled in here.
+        out_dtype: of y, also where it is quantized alone.
+        backend: who runs it.
+    """
     from halfbyte.kernels.gemm_w4a4.source import list_arguments, make_source
     from halfbyte.runtime.run_kernel import run_kernel
 
     assert backend.target is not None
+    if operands.columns == 0:
+        operands = _widen_to_zeros(operands)
     lora_up = operands.lora_up
     request = GemmRequest(
-        m=y.shape[0],
-        n=y.shape[1],
+        m=operands.act_codes.shape[0],
+        n=operands.weight_codes.shape[0],
         k=operands.columns,
         rank=0 if lora_up is None else lora_up.shape[1],
         block_format=operands.block_format,
-        out_dtype=_name_dtype(y.dtype),
-        lora_dtype=_name_dtype(y.dtype if lora_up is None else lora_up.dtype),
-        epilogue=EpilogueConfig(
+        out_dtype=_name_dtype(out_dtype),
+        lora_dtype=_name_dtype(out_dtype if lora_up is None else lora_up.dtype),
+        epilogue=replace(
+            epilogue,
             has_column_scale=operands.column_scale is not None,
             has_alpha=operands.alpha is not None,
             has_bias=operands.bias is not None,
@@ -219,18 +272,43 @@ def _launch_gemm(operands: GemmOperands, y: torch.Tensor, backend: Backend) -> N
     config = choose_gemm_config(request, backend.target)
     check_request(config, request)
     tensors = tuple(
-        y if name == "y" else getattr(operands, name) for name in list_arguments(config)
+        outputs[name] if name in outputs else getattr(operands, name)
+        for name in list_arguments(config)
     )
     clusters = count_resident_clusters(config)
-    with on_device(y):
+    with on_device(operands.act_codes):
         run_kernel(make_source(config), tensors, clusters, virtual_gpu=backend.virtual_gpu)
 
 
-def run_linear(x: torch.Tensor, placed: PlacedLinear, backend: Backend) -> torch.Tensor:
+def _widen_to_zeros(operands: GemmOperands) -> GemmOperands:
+    """Return a product of K = 0 as one of K = 32 with zero codes, which the kernel has."""
+    act_codes, act_sf = _make_zeros(operands.act_codes)
+    weight_codes, weight_sf = _make_zeros(operands.weight_codes)
+    return replace(
+        operands,
+        columns=K_MULTIPLE,
+        act_codes=act_codes,
+        act_sf=act_sf,
+        weight_codes=weight_codes,
+        weight_sf=weight_sf,
+    )
+
+
+def _make_zeros(codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return zero codes and scales of K = 32 for the rows of `codes`."""
+    rows = codes.shape[0]
+    sf_shape = padded_scale_shape(rows, K_MULTIPLE // _SMALLEST_BLOCK, SF_LAYOUT)
+    return codes.new_zeros((rows, K_MULTIPLE // 2)), codes.new_zeros(sf_shape[0] * sf_shape[1])
+
+
+def run_linear(
+    x: torch.Tensor, placed: PlacedLinear, backend: Backend, activation: str = "none"
+) -> torch.Tensor:
     """Return y [M, N] in x's dtype of x [M, K]: both kernels."""
     if placed.out_features == 0:
         return x.new_empty((x.shape[0], 0))
-    return multiply_input(quantize_input(x, placed, backend), placed, x.dtype, backend)
+    act = quantize_input(x, placed, backend)
+    return multiply_input(act, placed, x.dtype, backend, activation)
 
 
 def on_device(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:

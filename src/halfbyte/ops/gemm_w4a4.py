@@ -1,12 +1,14 @@
 """halfbyte::gemm_w4a4: the 4-bit product with channel scale, bias and low-rank up projection."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from halfbyte.errors import FormatError
 from halfbyte.formats.block_counts import BlockCounts
 from halfbyte.formats.block_scaled_tensor import BlockScaledTensor
+from halfbyte.kernels.gemm_w4a4.placement import PlacedLinear
 from halfbyte.ops.backends import check_backend, has_kernel_layout, see_session
 from halfbyte.ops.blackwell import QuantizedInput, check_kernel_dtype, multiply_input
 from halfbyte.ops.checks import (
@@ -25,7 +27,11 @@ from halfbyte.ops.linear_parts import (
     rank_of,
     scales_from_bytes,
 )
+from halfbyte.ops.next_input import check_function
 from halfbyte.ops.placed_linears import find_placed
+
+if TYPE_CHECKING:
+    from halfbyte.cpu import QuantizedActivation
 
 _ACT_PARTS = ("codes", "scales", "global_scale", "lora_act")
 
@@ -34,7 +40,7 @@ _ACT_PARTS = ("codes", "scales", "global_scale", "lora_act")
     "halfbyte::gemm_w4a4",
     mutates_args=(),
     schema="(Tensor[] act, Tensor[] linear, str spec, ScalarType out_dtype, "
-    'str backend="auto") -> Tensor',
+    'str backend="auto", str activation="none") -> Tensor',
 )
 def gemm_w4a4(
     act: Sequence[torch.Tensor],
@@ -42,6 +48,7 @@ def gemm_w4a4(
     spec: str,
     out_dtype: torch.dtype,
     backend: str = "auto",
+    activation: str = "none",
 ) -> torch.Tensor:
     """Return y [M, N] in `out_dtype`, rounded once; see `halfbyte.reference.gemm_w4a4`.
 
@@ -51,35 +58,46 @@ def gemm_w4a4(
         spec: `LinearSpec.encode()` of the linear.
         out_dtype: float16, bfloat16 or (on the CPU) float32.
         backend: one of `backends.BACKENDS`, that of `quantize_act_lora`.
+        activation: function of the float32 sums: "none", "gelu", "gelu_tanh" or "silu".
 
     Raises FormatError for shapes, dtypes or a weight-only spec, UsageError for an unknown backend;
     UnsupportedHardwareError where no kernel exists for the device or the formats.
     """
+    from halfbyte import cpu
+
     with see_session():
-        parsed = _check(act, linear, spec, out_dtype)
+        parsed = check_product(act, linear, spec, out_dtype)
+        check_function(activation)
         chosen = check_device("gemm_w4a4", act[0].device, linear, backend)
         if chosen.target is None:
-            return _multiply_on_cpu(act, linear, parsed, out_dtype)
-        check_kernel_dtype("out_dtype", out_dtype)
-        lora_dtype = act[3].dtype if rank_of(linear) > 0 else out_dtype
-        check_kernel_dtype("act lora_act", lora_dtype)
-        placed = find_placed(linear, parsed, lora_dtype)
-        return multiply_input(QuantizedInput(*act), placed, out_dtype, chosen)
+            quantized = make_cpu_input(act, parsed, rank_of(linear))
+            return cpu.gemm_w4a4(quantized, make_linear(linear, parsed), out_dtype, activation)
+        placed = find_placed_for(act, linear, parsed, out_dtype)
+        return multiply_input(QuantizedInput(*act), placed, out_dtype, chosen, activation)
 
 
-def _multiply_on_cpu(
+def find_placed_for(
     act: Sequence[torch.Tensor],
     linear: Sequence[torch.Tensor],
     spec: LinearSpec,
     out_dtype: torch.dtype,
-) -> torch.Tensor:
+) -> PlacedLinear:
+    """Return the placement of a linear for an activation; FormatError for a dtype without one."""
+    check_kernel_dtype("out_dtype", out_dtype)
+    lora_dtype = act[3].dtype if rank_of(linear) > 0 else out_dtype
+    check_kernel_dtype("act lora_act", lora_dtype)
+    return find_placed(linear, spec, lora_dtype)
+
+
+def make_cpu_input(
+    act: Sequence[torch.Tensor], spec: LinearSpec, rank: int
+) -> "QuantizedActivation":
+    """Return the four tensors of an activation as the cpu backend's record."""
     from halfbyte import cpu
 
+    lora_act = act[3] if rank > 0 else None
     values = _make_values(act, spec)
-    lora_act = act[3] if rank_of(linear) > 0 else None
-    quantized = cpu.QuantizedActivation(values=values, lora_act=lora_act, counts=BlockCounts())
-    y: torch.Tensor = cpu.gemm_w4a4(quantized, make_linear(linear, spec), out_dtype)
-    return y
+    return cpu.QuantizedActivation(values=values, lora_act=lora_act, counts=BlockCounts())
 
 
 refuse_gradients(gemm_w4a4)
@@ -92,18 +110,21 @@ def _(
     spec: str,
     out_dtype: torch.dtype,
     backend: str = "auto",
+    activation: str = "none",
 ) -> torch.Tensor:
     check_backend(backend)
-    _check(act, linear, spec, out_dtype)
+    check_product(act, linear, spec, out_dtype)
+    check_function(activation)
     check_same_device(act[0].device, linear)
     if has_kernel_layout(act[0].device, backend):
         check_kernel_dtype("out_dtype", out_dtype)
     return act[0].new_empty((act[0].shape[0], linear[0].shape[0]), dtype=out_dtype)
 
 
-def _check(
+def check_product(
     act: Sequence[torch.Tensor], linear: Sequence[torch.Tensor], spec: str, out_dtype: torch.dtype
 ) -> LinearSpec:
+    """Return the decoded spec; FormatError for what no product of these can have."""
     parsed = decode_spec(spec)
     check_part_count(linear)
     check_float_dtype("out_dtype", out_dtype)
@@ -118,7 +139,7 @@ def _check(
 
 def _make_values(act: Sequence[torch.Tensor], spec: LinearSpec) -> BlockScaledTensor:
     activation = spec.activation_format
-    assert activation is not None  # _check refused weight-only
+    assert activation is not None  # check_product refused weight-only
     block_format = activation.block_format
     return BlockScaledTensor(
         format=block_format,

@@ -6,6 +6,7 @@ import torch
 
 from halfbyte.errors import FormatError
 from halfbyte.formats.activation import ActivationFormat
+from halfbyte.formats.block_scaled_tensor import BlockScaledTensor
 from halfbyte.formats.dtypes import FLOAT_BY_NAME
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.ops.backends import check_backend, has_kernel_layout, see_session
@@ -54,29 +55,34 @@ def quantize_act_lora(
     UnsupportedHardwareError where no kernel exists for x's device.
     """
     with see_session():
-        parsed, activation = _check(x, linear, spec)
+        parsed, _ = _check(x, linear, spec)
         chosen = check_device("quantize_act_lora", x.device, linear, backend)
         if chosen.target is None:
-            return _quantize_on_cpu(x, make_linear(linear, parsed), activation)
+            return _quantize_on_cpu(x, make_linear(linear, parsed))
         check_kernel_dtype("x", x.dtype)
         out = quantize_input(x, find_placed(linear, parsed, x.dtype), chosen)
         return out.codes, out.sf, out.global_scale, out.lora_act
 
 
 def _quantize_on_cpu(
-    x: torch.Tensor, linear: QuantizedLinear, activation: ActivationFormat
+    x: torch.Tensor, linear: QuantizedLinear
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     from halfbyte import cpu
 
     result = cpu.quantize_act_lora(x, linear)
-    values = result.values
-    # cpu may hand back the record's own static scale; an output must not alias an input.
-    global_scale = x.new_empty(0, dtype=torch.float32)
-    if activation.block_format.has_global_scale and values.global_scale is not None:
+    return list_cpu_outputs(result.values, result.lora_act)
+
+
+def list_cpu_outputs(
+    values: BlockScaledTensor, lora_act: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return a quantized activation of the cpu backend as the four tensors of this op."""
+    # values may hold the record's own static scale; an output must not alias an input.
+    global_scale = values.data.new_empty(0, dtype=torch.float32)
+    if values.format.has_global_scale and values.global_scale is not None:
         global_scale = values.global_scale.clone()
-    lora_act = result.lora_act
     if lora_act is None:
-        lora_act = x.new_empty((x.shape[0], 0), dtype=torch.float32)
+        lora_act = values.data.new_empty((values.data.shape[0], 0), dtype=torch.float32)
     return values.data, scales_to_bytes(values.scales), global_scale, lora_act
 
 
@@ -90,22 +96,31 @@ def _(
     check_backend(backend)
     parsed, activation = _check(x, linear, spec)
     check_same_device(x.device, linear)
-    block_format = activation.block_format
-    m = x.shape[0]
+    m, k, rank = x.shape[0], parsed.columns, rank_of(linear)
     if has_kernel_layout(x.device, backend):
         check_kernel_dtype("x", x.dtype)
-        sizes = (parsed.columns, rank_of(linear), block_format.block_size)
-        out = allocate_input(x, InputShape(m, *sizes, block_format.has_global_scale))
+        block_format = activation.block_format
+        shape = InputShape(m, k, rank, block_format.block_size, block_format.has_global_scale)
+        out = allocate_input(x, shape)
         return out.codes, out.sf, out.global_scale, out.lora_act
+    return allocate_cpu_outputs(x, (m, k, rank), activation)
+
+
+def allocate_cpu_outputs(
+    like: torch.Tensor, sizes: tuple[int, int, int], activation: ActivationFormat
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return tensors as this op's on the cpu backend, for `sizes` (M, K, R); M may be symbolic."""
+    m, k, rank = sizes
+    block_format = activation.block_format
     scale_dtype = torch.uint8
     if block_format.scale == "float":
         scale_dtype = FLOAT_BY_NAME[activation.scale_dtype or "float16"]
     global_shape = () if block_format.has_global_scale else (0,)
     return (
-        x.new_empty((m, block_format.row_bytes(parsed.columns)), dtype=torch.uint8),
-        x.new_empty((m, block_format.num_blocks(parsed.columns)), dtype=scale_dtype),
-        x.new_empty(global_shape, dtype=torch.float32),
-        x.new_empty((m, rank_of(linear)), dtype=torch.float32),
+        like.new_empty((m, block_format.row_bytes(k)), dtype=torch.uint8),
+        like.new_empty((m, block_format.num_blocks(k)), dtype=scale_dtype),
+        like.new_empty(global_shape, dtype=torch.float32),
+        like.new_empty((m, rank), dtype=torch.float32),
     )
 
 
