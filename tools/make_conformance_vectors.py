@@ -58,6 +58,8 @@ BLOCKS: list[tuple[str, str, list[float], dict[str, Any]]] = [
     ("unrounded payload", "nvfp4_one_level", [5.3, *ONES], {"mode": "nunchaku"}),
     ("optimal scale", "nvfp4", [6.0] + [5.0] * 15, {"scale_search": "optimal"}),
     ("int4 reaches -7 and 7", "int4", [i / 4 - 8 for i in range(64)], {}),
+    ("int4 block 32", "int4_block32", [i / 4 - 4 for i in range(32)], {}),
+    ("uint4 block 32", "uint4_block32", [i / 4 for i in range(32)], {}),
     ("mxfp4 floor", "mxfp4", [3.5, -1.75] + [0.1] * 30, {}),
     ("mxfp4 ceil", "mxfp4", [3.5, -1.75] + [0.1] * 30, {"e8m0_rounding": "ceil"}),
     ("mxfp6 e2m3", "mxfp6_e2m3", [i / 3 for i in range(32)], {}),

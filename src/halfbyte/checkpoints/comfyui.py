@@ -33,6 +33,7 @@ from halfbyte.checkpoints.family import (
     SideContent,
 )
 from halfbyte.checkpoints.layer_keys import KeySet
+from halfbyte.checkpoints.scalar_parts import as_scalar
 from halfbyte.checkpoints.tensor_source import TensorSource
 from halfbyte.errors import CheckpointError, FormatError
 from halfbyte.formats.activation import get_activation_format
@@ -105,11 +106,13 @@ class ComfyUI(Family):
                 nvfp4,
                 swap_nibbles(weight[:n, : nvfp4.row_bytes(k)]),
                 plain[:n, : nvfp4.num_blocks(k)].contiguous(),
-                parts["weight_scale_2"].reshape(()),
+                as_scalar("weight_scale_2", parts["weight_scale_2"]),
                 k,
             ),
             activation=activation,
-            activation_global_scale=None if input_scale is None else input_scale.reshape(()),
+            activation_global_scale=None
+            if input_scale is None
+            else as_scalar("input_scale", input_scale),
             smooth=None if pre_quant_scale is None else pre_quant_scale.float().reciprocal(),
             bias=parts.get("bias"),
         )
@@ -155,6 +158,10 @@ class ComfyUI(Family):
             mark = torch.tensor(list(text.encode()), dtype=torch.uint8)
             parts["comfy_quant"] = mark.to(weight.device)
         return parts
+
+    def list_metadata(self, source: TensorSource) -> frozenset[str]:
+        """Return the table of layers."""
+        return frozenset({LAYER_TABLE})
 
     def make_facts(self, layer: str, linear: QuantizedLinear) -> Facts:
         """Return the JSON that says whether x is quantized, and the shape where it is padded."""

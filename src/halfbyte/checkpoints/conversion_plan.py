@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from halfbyte.checkpoints.family import Family, Layer, Parts, SideContent, read_layer, write_layer
-from halfbyte.checkpoints.registry import Recognised
+from halfbyte.checkpoints.registry import Recognised, list_reading_metadata
 from halfbyte.checkpoints.tensor_source import MetaSource, SafetensorsSource, TensorSource
 from halfbyte.errors import CheckpointError, FormatError, UsageError
+from halfbyte.formats.gguf_header import make_gguf_layout
 from halfbyte.formats.halfbyte_file import RESERVED_KEYS
 from halfbyte.formats.output_files import OutputFile, WorkUnit, encode_json, make_copy_units
 from halfbyte.formats.safetensors_header import (
@@ -40,7 +41,7 @@ QUANTIZATION_FILES: Final = (
 )
 MakeLayout = Callable[[Iterable[TensorSpec], Mapping[str, str]], tuple[SafetensorsHeader, bytes]]
 # Container -> what lays its files out. A family in a container that is not listed is not written.
-LAYOUTS: dict[str, MakeLayout] = {"safetensors": make_layout}
+LAYOUTS: dict[str, MakeLayout] = {"safetensors": make_layout, "gguf": make_gguf_layout}
 
 
 @dataclass(frozen=True)
@@ -273,7 +274,7 @@ def _keep_metadata(source: TensorSource, origin: Family, target: Family) -> dict
     """
     dropped: tuple[str, ...] = RESERVED_KEYS
     if target.name != origin.name and not target.keeps_origins:
-        dropped = (*RESERVED_KEYS, *QUANTIZATION_METADATA)
+        dropped = (*RESERVED_KEYS, *QUANTIZATION_METADATA, *list_reading_metadata(source))
     return {key: value for key, value in source.metadata.items() if key not in dropped}
 
 

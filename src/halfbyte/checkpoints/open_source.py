@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Self
 
+from halfbyte.checkpoints.gguf_source import GgufSource
 from halfbyte.checkpoints.split_files import SplitFilesSource, is_split_folder
 from halfbyte.checkpoints.tensor_source import SafetensorsSource, TensorSource
+from halfbyte.checkpoints.torch_archive import TorchArchiveSource
 from halfbyte.errors import CheckpointError
 from halfbyte.formats.safetensors_checkpoint import FILE_SUFFIX, INDEX_SUFFIX
 from halfbyte.formats.safetensors_header import GGUF_MAGIC
@@ -19,7 +21,10 @@ ARCHIVE_MAGIC: Final = b"PK\x03\x04"  # zip; what torch.save writes
 PICKLE_MAGIC: Final = b"\x80"
 HEAD_BYTES: Final = 8
 # First bytes -> what opens such a file. What is not listed here is a safetensors file or nothing.
-OPENERS: dict[bytes, Callable[[Path], TensorSource]] = {}
+OPENERS: dict[bytes, Callable[[Path], TensorSource]] = {
+    ARCHIVE_MAGIC: TorchArchiveSource,
+    GGUF_MAGIC: GgufSource,
+}
 _WORDS: Final = {GGUF_MAGIC: "a GGUF file", ARCHIVE_MAGIC: "a zip or torch archive"}
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from halfbyte.checkpoints.comfyui import ComfyUI
 from halfbyte.checkpoints.compressed_tensors import CompressedTensors
 from halfbyte.checkpoints.family import Claim, Family, LayerPlan
+from halfbyte.checkpoints.gguf import Gguf
 from halfbyte.checkpoints.halfbyte import Halfbyte
 from halfbyte.checkpoints.modelopt import ModelOpt
 from halfbyte.checkpoints.nunchaku import Nunchaku
@@ -34,6 +35,7 @@ FAMILIES: dict[str, Family] = {
         CompressedTensors(),
         ComfyUI(),
         TorchAO(),
+        Gguf(),
     )
 }
 FROM_FLAG = "--from"
@@ -63,6 +65,11 @@ def get_family(name: str) -> Family:
     except KeyError:
         known = ", ".join(sorted(FAMILIES))
         raise UsageError(f"family {name!r} is unknown; use one of: {known}") from None
+
+
+def list_reading_metadata(source: TensorSource) -> frozenset[str]:
+    """Return the metadata entries that say how the tensors of any family are read."""
+    return frozenset().union(*(family.list_metadata(source) for family in FAMILIES.values()))
 
 
 def list_claims(source: TensorSource) -> dict[str, Claim]:

@@ -23,9 +23,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self
 
-import numpy as np
 import torch
 
+from halfbyte.checkpoints.file_range import read_range
 from halfbyte.checkpoints.pickle_data import Call, Name, Outside, describe, read_pickle
 from halfbyte.errors import CheckpointError
 from halfbyte.formats.safetensors_header import FILE_DTYPES, TensorSpec, make_spec, quoted
@@ -385,18 +385,6 @@ def find_span(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-
-
-def read_range(path: Path, fd: int, start: int, num_bytes: int) -> "np.ndarray[Any, Any]":
-    """Return bytes [start, start + num_bytes) of an open file; CheckpointError if it has less."""
-    buffer = np.empty(num_bytes, dtype=np.uint8)
-    view, done = buffer.data, 0
-    while done < num_bytes:
-        count = os.preadv(fd, [view[done : done + 2**30]], start + done)
-        if count <= 0:
-            raise CheckpointError(f"{path}: ends at byte {start + done}; it has been cut short")
-        done += count
-    return buffer
 
 
 def find_items(value: Any) -> dict[Any, Any] | None:

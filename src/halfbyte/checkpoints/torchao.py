@@ -118,6 +118,12 @@ class TorchAO(Family):
             return f"in_features {linear.in_features}: torchao has whole blocks"
         return None
 
+    def list_metadata(self, source: TensorSource) -> frozenset[str]:
+        """Return the list of tensors and their descriptions."""
+        names = _parse(source, NAMES_KEY) if NAMES_KEY in source.metadata else ()
+        listed = names if isinstance(names, list) else ()
+        return frozenset({NAMES_KEY, *(name for name in listed if isinstance(name, str))})
+
     def make_facts(self, layer: str, linear: QuantizedLinear) -> Facts:
         """Return the description that torchao's own workflow gives such a tensor."""
         return {_JSON: json.dumps(describe(linear))}
@@ -194,6 +200,10 @@ def read_descriptions(source: TensorSource) -> dict[str, dict[str, Any]]:
             continue
         if kind not in CLASSES:
             _fail(source, name, f"a {quoted(kind)}", " or ".join(CLASSES) + " of 4-bit elements")
+        layer, _, attribute = name.rpartition(".")
+        prefix = f"{layer}._{attribute}_" if layer else f"_{attribute}_"
+        if not any(tensor.startswith(prefix) for tensor in source.specs):
+            continue  # what our own format keeps of a file that it came from
         if not isinstance(value.get("_data"), dict):
             _fail(source, name, quoted(value), "attributes under _data")
         found[name] = value

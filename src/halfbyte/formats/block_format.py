@@ -24,6 +24,7 @@ class BlockFormat:
         block_size: elements along K that share one block scale.
         scale: what a block scale is: one E4M3 byte, one E8M0 byte, or a 16/32-bit float.
         has_global_scale: a float32 multiplier for the whole tensor exists beside block scales.
+        has_signed_scale: a block scale may be negative.
     """
 
     name: str
@@ -32,6 +33,7 @@ class BlockFormat:
     block_size: int
     scale: ScaleName
     has_global_scale: bool
+    has_signed_scale: bool = False
 
     def padded_columns(self, columns: int) -> int:
         """Return `columns` rounded up to whole blocks; the tail is stored as zeros."""
@@ -47,7 +49,8 @@ class BlockFormat:
 
 
 # Block lengths and scale types: NVFP4 is E2M1 with one E4M3 scale per 16 (PTX ISA, mxf4nvf4
-# .scale_vec::4X); MX formats are E8M0 per 32 (OCP MX v1.0, table 1); INT4 group 64 is SVDQuant's.
+# .scale_vec::4X); MX formats are E8M0 per 32 (OCP MX v1.0, table 1); INT4 group 64 is SVDQuant's,
+# INT4 block 32 with a scale of either sign is ggml's Q4_0 and Q4_1 (their largest number is -8 d).
 _FORMATS = (
     BlockFormat("nvfp4", "e2m1", 4, 16, "e4m3", True),
     BlockFormat("nvfp4_one_level", "e2m1", 4, 16, "e4m3", False),
@@ -58,6 +61,8 @@ _FORMATS = (
     BlockFormat("mxfp8_e5m2", "e5m2", 8, 32, "e8m0", False),
     BlockFormat("int4", "int4", 4, 64, "float", False),
     BlockFormat("uint4", "uint4", 4, 64, "float", False),
+    BlockFormat("int4_block32", "int4", 4, 32, "float", False, has_signed_scale=True),
+    BlockFormat("uint4_block32", "uint4", 4, 32, "float", False, has_signed_scale=True),
 )
 FORMATS: dict[str, BlockFormat] = {record.name: record for record in _FORMATS}
 

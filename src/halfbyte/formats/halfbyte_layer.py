@@ -234,9 +234,9 @@ def _check_magnitude(where: str, weight: BlockScaledTensor) -> None:
     if highest is None:
         scales = weight.scales.float()
         _check_finite(f"{where}.{BLOCK_SCALE}", scales)
-        if bool(torch.signbit(scales).any()):
+        if not weight.format.has_signed_scale and bool(torch.signbit(scales).any()):
             _fail(f"{where}.{BLOCK_SCALE}", "negative block scales", "scales of at least 0")
-        highest = float(scales.max())
+        highest = float(scales.abs().max())
     largest = highest * get_element(weight.format.element).max_value
     if weight.global_scale is not None:
         largest *= float(weight.global_scale)
