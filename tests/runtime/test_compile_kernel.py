@@ -1,6 +1,7 @@
 """Compiling for the target that is asked for, wherever it happens; loading from the cache."""
 
 import dataclasses
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from halfbyte.runtime.cute_compiler import check_ptx_target
 from halfbyte.runtime.kernel_entry import (
     CUBIN,
     DEVICE_LIBRARY,
+    DEVICE_OBJECT,
     PTX,
     VIRTUAL_LIBRARY,
     VIRTUAL_OBJECT,
@@ -170,6 +172,32 @@ def test_without_a_c_compiler_kernels_load_through_cute(
         kernel(a, a, y, 200)
         assert torch.equal(y.cpu(), 6 * torch.arange(200.0))
         kernel.prepare(a, a, y, 200).launch()
+
+
+@pytest.mark.parametrize("content", ["#!/bin/sh\nexit 1\n", "#!/bin/sh\n", "of another machine"])
+def test_a_c_compiler_that_cannot_link_counts_as_none(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiler = tmp_path / "my-cc"
+    compiler.write_text(content)
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("HALFBYTE_KERNEL_CACHE", str(tmp_path / "kernels"))
+    entry = find_entry(make_source())
+    assert sorted(entry.digests) == sorted((PTX, CUBIN, DEVICE_OBJECT, VIRTUAL_OBJECT))
+    assert "my-cc" in caplog.text
+
+
+def test_no_room_for_temporary_files_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(cute_compiler, "_compile", refuse)
+    monkeypatch.setenv("HALFBYTE_KERNEL_CACHE", str(tmp_path / "kernels"))
+    with pytest.raises(HalfbyteError, match=r"No space left on device.*TMPDIR"):
+        find_entry(make_source())
 
 
 def test_the_compiler_s_own_setting_of_the_target_is_put_back(cache: Path) -> None:

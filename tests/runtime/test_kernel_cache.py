@@ -3,13 +3,15 @@
 import json
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from halfbyte.errors import CheckpointError
+from halfbyte.errors import CheckpointError, UsageError
+from halfbyte.runtime.artifact import list_folders, use_artifacts
 from halfbyte.runtime.compile_kernel import compile_kernel, find_entry
 from halfbyte.runtime.kernel_cache import KernelCache, find_cache_folder
 from halfbyte.runtime.kernel_entry import (
@@ -169,6 +171,32 @@ def test_the_folder_follows_its_variables(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.delenv("HALFBYTE_KERNEL_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert find_cache_folder() == tmp_path / "halfbyte" / "kernels"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # the specification: ignore it
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert find_cache_folder() == tmp_path / ".cache" / "halfbyte" / "kernels"
+
+
+def test_a_user_without_a_home_has_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("HALFBYTE_KERNEL_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", refuse)
+    folder = find_cache_folder()
+    assert folder.is_relative_to(tempfile.gettempdir())
+    assert str(os.getuid()) in str(folder)  # not shared with other users
+
+
+def test_a_home_of_nobody_is_named_with_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HALFBYTE_KERNEL_CACHE", "~no-such-user/kernels")
+    with pytest.raises(UsageError, match="HALFBYTE_KERNEL_CACHE: ~no-such-user/kernels"):
+        find_cache_folder()
+    monkeypatch.setenv("HALFBYTE_ARTIFACTS", "~no-such-user/kernels")
+    with pytest.raises(UsageError, match="HALFBYTE_ARTIFACTS: ~no-such-user/kernels"):
+        list_folders()
+    with pytest.raises(UsageError, match="use_artifacts: ~no-such-user"):
+        use_artifacts("~no-such-user/kernels")
 
 
 # With the compiler.
@@ -230,7 +258,7 @@ def test_a_damaged_entry_is_built_again(entry: KernelEntry, damage: str) -> None
         rebuilt.read_part(name)
 
 
-@pytest.mark.parametrize("obstacle", ["a file", "read-only"])
+@pytest.mark.parametrize("obstacle", ["a file", "a loop", "read-only"])
 def test_a_cache_that_cannot_be_written_is_done_without(
     cache: Path,
     obstacle: str,
@@ -241,6 +269,9 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     if obstacle == "a file":
         place.write_text("in the way")
         monkeypatch.setenv("HALFBYTE_KERNEL_CACHE", str(place / "below"))
+    elif obstacle == "a loop":
+        place.symlink_to(place)
+        monkeypatch.setenv("HALFBYTE_KERNEL_CACHE", str(place))
     else:
         if os.geteuid() == 0:
             pytest.skip("root writes everywhere")

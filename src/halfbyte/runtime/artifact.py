@@ -15,6 +15,7 @@ from typing import Any
 from halfbyte.device.kernel_source import KernelSource
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.runtime.kernel_build import build_entry
+from halfbyte.runtime.kernel_cache import expand_folder
 from halfbyte.runtime.kernel_entry import (
     MANIFEST,
     KernelEntry,
@@ -166,7 +167,7 @@ def use_artifacts(path: str | os.PathLike[str]) -> None:
         UsageError: there are no artifacts in it.
         CheckpointError: another version of halfbyte built them, or an entry is damaged.
     """
-    folder = Path(path).expanduser().absolute()
+    folder = expand_folder(path, "use_artifacts")
     artifacts = read_artifacts(folder)
     with _lock:
         _read[folder] = artifacts.entries
@@ -176,9 +177,13 @@ def use_artifacts(path: str | os.PathLike[str]) -> None:
 
 
 def list_folders() -> list[Path]:
-    """Return the artifact folders in use: those added, the last first, then HALFBYTE_ARTIFACTS."""
+    """Return the artifact folders in use: those added, the last first, then HALFBYTE_ARTIFACTS.
+
+    Raises:
+        UsageError: HALFBYTE_ARTIFACTS names the home of nobody.
+    """
     named = os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep)
-    paths = [Path(name).expanduser().absolute() for name in named if name]
+    paths = [expand_folder(name, FOLDERS_VARIABLE) for name in named if name]
     with _lock:
         return list(dict.fromkeys([*_added, *paths]))
 

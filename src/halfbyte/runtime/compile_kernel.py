@@ -139,6 +139,7 @@ def _build(source: KernelSource, source_key: str) -> KernelEntry:
     cache, key = KernelCache(find_cache_folder()), make_cache_key(source_key, toolchain)
     if cache.is_safe():
         try:
+            cache.make_folder()
             entry = build_entry(source, source_key, cache.get_place(key))
             cache.trim()
             return entry

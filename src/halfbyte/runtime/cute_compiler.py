@@ -72,21 +72,30 @@ def compile_source(source: KernelSource) -> CompiledKernel:
     """
     check_compiler()
     function = f"halfbyte_{re.sub(r'[^0-9A-Za-z_]', '_', source.name)}"
-    with _lock, tempfile.TemporaryDirectory(prefix="halfbyte-compile-") as name:
-        folder = Path(name)
-        compiled = _compile(source, folder)
-        ptx, cubin = _read_dumped(folder, source)
-        return CompiledKernel(
-            function=function,
-            device_object=_export(compiled, function, folder, strip_ptx),
-            virtual_object=_export(
-                compiled, function, folder, lambda image: add_ptx(strip_ptx(image), ptx)
-            ),
-            ptx=ptx,
-            cubin=cubin,
-            ptxas=_read_ptxas_version(),
-            ptx_version=_find(_PTX_VERSION, ptx),
-        )
+    try:
+        with _lock, tempfile.TemporaryDirectory(prefix="halfbyte-compile-") as name:
+            return _compile_in(Path(name), source, function)
+    except OSError as error:
+        raise HalfbyteError(
+            f"{source.name}: compiling needs some MB of temporary files, which cannot be written "
+            f"({error}): make room, or name another folder in TMPDIR"
+        ) from None
+
+
+def _compile_in(folder: Path, source: KernelSource, function: str) -> CompiledKernel:
+    compiled = _compile(source, folder)
+    ptx, cubin = _read_dumped(folder, source)
+    return CompiledKernel(
+        function=function,
+        device_object=_export(compiled, function, folder, strip_ptx),
+        virtual_object=_export(
+            compiled, function, folder, lambda image: add_ptx(strip_ptx(image), ptx)
+        ),
+        ptx=ptx,
+        cubin=cubin,
+        ptxas=_read_ptxas_version(),
+        ptx_version=_find(_PTX_VERSION, ptx),
+    )
 
 
 def _compile(source: KernelSource, folder: Path) -> Any:

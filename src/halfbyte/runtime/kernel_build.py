@@ -1,9 +1,10 @@
 """Turns a kernel source into the parts that an entry on disk holds."""
 
+import logging
 from pathlib import Path
 
 from halfbyte.device.kernel_source import KernelSource
-from halfbyte.errors import MissingDependencyError
+from halfbyte.errors import HalfbyteError, MissingDependencyError
 from halfbyte.runtime.cute_compiler import CompiledKernel, check_compiler, compile_source
 from halfbyte.runtime.kernel_entry import (
     CUBIN,
@@ -23,6 +24,8 @@ from halfbyte.runtime.linking import (
     link_for_device,
     link_for_virtual,
 )
+
+_log = logging.getLogger(__name__)
 
 
 def build_entry(source: KernelSource, source_key: str, folder: Path) -> KernelEntry:
@@ -57,10 +60,14 @@ def make_parts(compiled: CompiledKernel) -> dict[str, bytes]:
     """Return file name -> bytes: shared objects, or object files where nothing can link them."""
     parts = {PTX: compiled.ptx.encode(), CUBIN: compiled.cubin}
     compiler, archive = find_c_compiler(), find_runtime_archive()
-    if compiler is None or archive is None:
-        parts[DEVICE_OBJECT] = compiled.device_object
-        parts[VIRTUAL_OBJECT] = compiled.virtual_object
-        return parts
-    parts[DEVICE_LIBRARY] = link_for_device(compiler, archive, compiled.device_object)
-    parts[VIRTUAL_LIBRARY] = link_for_virtual(compiler, compiled.virtual_object)
+    if compiler is not None and archive is not None:
+        try:
+            parts[DEVICE_LIBRARY] = link_for_device(compiler, archive, compiled.device_object)
+            parts[VIRTUAL_LIBRARY] = link_for_virtual(compiler, compiled.virtual_object)
+            return parts
+        except HalfbyteError as error:  # a compiler without its linker, or CC that is none
+            _log.warning("%s; the kernel needs CuTe DSL to be loaded", error)
+            parts.pop(DEVICE_LIBRARY, None)
+    parts[DEVICE_OBJECT] = compiled.device_object
+    parts[VIRTUAL_OBJECT] = compiled.virtual_object
     return parts

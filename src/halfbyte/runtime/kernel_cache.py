@@ -10,7 +10,8 @@ import shutil
 import stat
 from pathlib import Path
 
-from halfbyte.errors import CheckpointError
+from halfbyte.cache_home import find_cache_home
+from halfbyte.errors import CheckpointError, UsageError, printable
 from halfbyte.runtime.kernel_entry import (
     MANIFEST,
     KernelEntry,
@@ -26,11 +27,27 @@ _log = logging.getLogger(__name__)
 
 
 def find_cache_folder() -> Path:
-    """Return the folder of the cache: HALFBYTE_KERNEL_CACHE, else one below XDG_CACHE_HOME."""
+    """Return the folder of the cache: HALFBYTE_KERNEL_CACHE, else one in the user's cache folder.
+
+    Raises:
+        UsageError: HALFBYTE_KERNEL_CACHE names the home of nobody.
+    """
     named = os.environ.get(FOLDER_VARIABLE)
     if named:
-        return Path(named).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "halfbyte" / "kernels"
+        return expand_folder(named, FOLDER_VARIABLE)
+    return find_cache_home() / "halfbyte" / "kernels"
+
+
+def expand_folder(name: str | os.PathLike[str], named_by: str) -> Path:
+    """Return a folder that a user named as an absolute path, `~` put in.
+
+    Raises:
+        UsageError: it starts with the home of nobody; `named_by` says who named it.
+    """
+    try:
+        return Path(name).expanduser().absolute()
+    except RuntimeError as error:
+        raise UsageError(f"{named_by}: {printable(str(name))}: {error} Name a full path") from None
 
 
 class KernelCache:
@@ -60,6 +77,16 @@ class KernelCache:
     def get_place(self, key: str) -> Path:
         """Return the folder of a key's entry."""
         return self.folder / key
+
+    def make_folder(self) -> None:
+        """Make the folder where it is missing: what fails here needs no compilation first.
+
+        Raises:
+            OSError: it cannot be made, or something else has its name.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not os.access(self.folder, os.W_OK | os.X_OK):
+            raise PermissionError(f"no permission to write to {self.folder}")
 
     def is_safe(self) -> bool:
         """Whether nobody but this user (or root) may put files where they would be loaded from."""

@@ -70,10 +70,13 @@ def _link(compiler: str, host_object: bytes, extra: list[str]) -> bytes:
         source, target = folder / "kernel.o", folder / "kernel.so"
         source.write_bytes(host_object)
         command = [compiler, *_FLAGS, "-o", str(target), str(source), str(_STUB), *extra]
-        done = subprocess.run(
-            [*command, str(tvm_ffi), "-ldl"], capture_output=True, text=True, check=False
-        )
-        if done.returncode:
+        try:
+            done = subprocess.run(
+                [*command, str(tvm_ffi), "-ldl"], capture_output=True, text=True, check=False
+            )
+        except OSError as error:  # e.g. a file of another machine
+            raise HalfbyteError(f"{compiler} cannot be run: {error}") from None
+        if done.returncode or not target.is_file():
             raise HalfbyteError(
                 f"{compiler} could not link a compiled kernel (exit code {done.returncode}): "
                 f"{done.stderr.strip()[-_SHOWN_CHARACTERS:]}"

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from halfbyte.cache_home import find_cache_home
 from halfbyte.errors import UsageError
 from halfbyte.virtual.driver.benchmarks import patch_benchmarks
 from halfbyte.virtual.driver.calls import answer_call
@@ -119,7 +120,7 @@ def find_cache_folder() -> Path:
     named = os.environ.get("HALFBYTE_VIRTUAL_CACHE")
     if named:
         return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "halfbyte-virtual"
+    return find_cache_home() / "halfbyte-virtual"
 
 
 def get_active() -> cuda | None:
