@@ -188,6 +188,10 @@ class SvdquantKernels(Family):
         kept = {name: parts[name] for name in names if name in parts}
         return LayerOrigin(self.name, kept, facts)
 
+    def list_metadata(self, source: TensorSource) -> frozenset[str]:
+        """Return the mark of what wcscales multiplies."""
+        return frozenset({MARK})
+
     def make_side_content(
         self, layers: Mapping[str, Layer], source: TensorSource | None
     ) -> SideContent:

@@ -198,6 +198,10 @@ class VllmOmni(Family):
             kept["wtscale"] = parts["wtscale"]
         return LayerOrigin(self.name, kept, facts)
 
+    def list_metadata(self, source: TensorSource) -> frozenset[str]:
+        """Return the mark of the order of vectors."""
+        return frozenset({MARK})
+
     def make_side_content(
         self, layers: Mapping[str, Layer], source: TensorSource | None
     ) -> SideContent:
