@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+import halfbyte.virtual
 from halfbyte import ops
 from halfbyte.errors import FormatError, UnsupportedHardwareError, UsageError
 from halfbyte.formats.activation import get_activation_format
@@ -462,3 +463,36 @@ def test_next_specs_round_trip() -> None:
             spec = ops.make_next_spec(make_linear(LinearShape(8, 64), pair), function, "both")
             assert ops.decode_next_spec(spec.encode()) == spec
             assert spec.activation_format is get_activation_format(pair[1] or "")
+
+
+@needs_virtual_gpu
+def test_cuda_tensors_of_a_session_stay_on_its_gpu() -> None:
+    chain = CHAINS["static"]
+    first, after = chain.make_first(), chain.make_next(20)
+    next_parts, next_spec = next_of(chain)
+    y, *act = run(chain, VIRTUAL)
+    projected = ops.project_lora(y, *arguments_of(after), VIRTUAL)
+    with halfbyte.virtual.cuda("b200") as gpu:
+        parts, spec = arguments_of(first)
+        parts = [part.cuda() for part in parts]
+        start = list(ops.quantize_act_lora(make_input(M, K, chain.dtype).cuda(), parts, spec))
+        before = len(gpu.log)
+        on_gpu = [part.cuda() for part in next_parts]
+        call = (start, parts, spec, on_gpu, next_spec, chain.dtype)
+        outputs = ops.gemm_w4a4_quantized(*call)
+        records = list(gpu.log)[before:]
+        assert len(records) == 1
+        assert not [one for one in records[0].findings if not one.is_note]
+        assert all(one.is_cuda for one in outputs)
+        for ours, wanted in zip(outputs, (y, *act), strict=True):
+            assert torch.equal(ours.cpu(), wanted)
+        after_parts = [part.cuda() for part in ops.list_parts(after)]
+        lora_act = ops.project_lora(outputs[0], after_parts, ops.make_spec(after).encode())
+        assert torch.equal(lora_act.cpu(), projected)
+        with pytest.raises(FormatError, match=r"next_smooth is on cpu, act codes on cuda:0"):
+            ops.gemm_w4a4_quantized(start, parts, spec, next_parts, next_spec, chain.dtype)
+
+
+def test_schemas_have_at_most_eight_parameters() -> None:
+    for name in ("gemm_w4a4_quantized", "gemm_w4a4", "w4a4_linear", "project_lora"):
+        assert len(getattr(torch.ops.halfbyte, name).default._schema.arguments) <= 8
