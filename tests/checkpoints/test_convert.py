@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from halfbyte.checkpoints.convert import ConvertRequest, ConvertResult, convert_checkpoint
 from halfbyte.checkpoints.modelopt import ModelOpt
+from halfbyte.checkpoints.split_files import SPLIT_FILES
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.formats.halfbyte_file import read_halfbyte_file, write_halfbyte_file
 from tests.checkpoints import test_modelopt, test_nunchaku
@@ -185,6 +186,31 @@ def test_an_output_that_stands_there_needs_force(tmp_path: Path) -> None:
     assert target.read_bytes() == b"precious"
     assert run(source, target, force=True).status == "written"
     assert len(read_halfbyte_file(target).linears) == 4
+
+
+def test_a_name_that_says_another_container_is_refused(tmp_path: Path) -> None:
+    source = make_modelopt(tmp_path / "in")
+    with pytest.raises(UsageError, match=r"another name"):
+        run(source, tmp_path / "own.gguf")
+    with pytest.raises(UsageError, match=r"ends in \.gguf"):
+        run(source, tmp_path / "own.safetensors", "gguf")
+
+
+def test_two_files_of_older_releases_become_one_directory(tmp_path: Path) -> None:
+    tensors = test_nunchaku.load_golden("int4", "transformer_blocks.0.mlp.fc1")
+    whole = FamilyFile(tensors, files={"config.json": b'{"_class_name": "X"}'})
+    source = whole.write(tmp_path / "in")
+    (source / "model.safetensors").rename(source / SPLIT_FILES[0])
+    rest = FamilyFile({"proj.weight": torch.ones(3)}).write(tmp_path / "rest")
+    (rest / "model.safetensors").rename(source / SPLIT_FILES[1])
+    (source / "tokenizer.json").write_text("{}")
+    run(source, tmp_path / "own")
+    assert sorted(os.listdir(tmp_path / "own")) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+    assert set(read_halfbyte_file(tmp_path / "own").passthrough) == {"proj.weight"}
 
 
 def test_input_and_output_are_not_the_same(tmp_path: Path) -> None:

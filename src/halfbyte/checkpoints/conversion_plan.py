@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from halfbyte.checkpoints.carried_files import QUANTIZATION_KEYS, choose_files, read_stamps
 from halfbyte.checkpoints.family import Family, Layer, Parts, SideContent, read_layer, write_layer
-from halfbyte.checkpoints.registry import Recognised, list_reading_metadata
+from halfbyte.checkpoints.registry import Recognised
 from halfbyte.checkpoints.tensor_source import MetaSource, SafetensorsSource, TensorSource
 from halfbyte.errors import CheckpointError, FormatError, UsageError
-from halfbyte.formats.gguf_header import make_gguf_layout
 from halfbyte.formats.halfbyte_file import RESERVED_KEYS
-from halfbyte.formats.output_files import OutputFile, WorkUnit, encode_json, make_copy_units
+from halfbyte.formats.output_files import OutputFile, WorkUnit, make_copy_units
 from halfbyte.formats.safetensors_header import (
     SafetensorsHeader,
     TensorSpec,
@@ -25,23 +25,15 @@ from halfbyte.formats.safetensors_header import (
     make_spec,
     quoted,
 )
-from halfbyte.formats.side_files import Stamp, find_side_files, read_stamp
+from halfbyte.formats.side_files import Stamp
 
 FILE_SUFFIXES: Final = (".safetensors", ".sft", ".gguf")  # of a target that is one file
 DEFAULT_SHARD: Final = "model.safetensors"
 UNIT_BYTES: Final = 64 * 2**20  # layers are finished, and put on the disk, in batches of this size
 MAX_NAMED: Final = 3  # layers in an error message
-# What says how the source's own tensors are quantized: left out for another family's tensors.
-QUANTIZATION_METADATA: Final = ("quantization_config", "halfbyte_provenance")
-CONFIG: Final = "config.json"
-QUANTIZATION_FILES: Final = (
-    "hf_quant_config.json",
-    "quantization_config.json",
-    "quantize_config.json",
-)
 MakeLayout = Callable[[Iterable[TensorSpec], Mapping[str, str]], tuple[SafetensorsHeader, bytes]]
 # Container -> what lays its files out. A family in a container that is not listed is not written.
-LAYOUTS: dict[str, MakeLayout] = {"safetensors": make_layout, "gguf": make_gguf_layout}
+LAYOUTS: dict[str, MakeLayout] = {"safetensors": make_layout}
 
 
 @dataclass(frozen=True)
@@ -123,6 +115,8 @@ def plan_conversion(
     """
     if not target.can_write or target.container not in LAYOUTS:
         raise UsageError(f"{target.name} is read, not written; choose another --to")
+    check_suffix(target, place)
+    is_own = found.family.name == target.name
     layers = plan_layers(source, found, target)
     content = target.make_side_content(layers, hide_records(source))
     is_directory = decide_directory(source, place, content)
@@ -137,10 +131,7 @@ def plan_conversion(
         for name, layer in layers.items()
     }
     files = _lay_out(source, found, planned, shards, (target, layers))
-    keeps_all = found.family.name == target.name or target.keeps_origins
-    copied, left = _choose_side_files(source, content, is_directory, keeps_all=keeps_all)
-    if CONFIG in copied and not keeps_all:
-        content, copied = _clean_config(source, content, copied)
+    carried = choose_files(source, content, keeps_all=is_own or target.keeps_origins)
     return ConversionPlan(
         target=target,
         layers=planned,
@@ -148,10 +139,10 @@ def plan_conversion(
         files=files,
         is_directory=is_directory,
         index_name=_name_index(source, files) if is_directory else None,
-        side_files=content.files if is_directory else {},
-        copied_files=copied,
-        not_copied=left,
-        stamps=read_stamps(source),
+        side_files=carried.made if is_directory else {},
+        copied_files=carried.copied if is_directory else (),
+        not_copied=carried.left if is_directory else (),
+        stamps=read_stamps(source, carried.copied if is_directory else ()),
     )
 
 
@@ -208,13 +199,12 @@ def hide_records(source: TensorSource) -> TensorSource:
     return view
 
 
-def read_stamps(source: TensorSource) -> dict[Path, Stamp]:
-    """Return the stamps of all files of a checkpoint."""
-    path = source.path
-    if not path.is_dir():
-        return {path: read_stamp(path)}
-    files = sorted(place for place in path.iterdir() if place.is_file())
-    return {place: read_stamp(place) for place in files}
+def check_suffix(target: Family, place: Path) -> None:
+    """Raise UsageError for a file name that says another container than the family's."""
+    is_gguf = target.container == "gguf"
+    if is_gguf != (place.suffix == ".gguf"):
+        wanted = "a name that ends in .gguf" if is_gguf else "another name"
+        raise UsageError(f"{place}: {target.name} is in {target.container} files; give {wanted}")
 
 
 def _name_tensors(target: Family, layer: str, parts: Parts) -> dict[str, TensorSpec]:
@@ -274,33 +264,8 @@ def _keep_metadata(source: TensorSource, origin: Family, target: Family) -> dict
     """
     dropped: tuple[str, ...] = RESERVED_KEYS
     if target.name != origin.name and not target.keeps_origins:
-        dropped = (*RESERVED_KEYS, *QUANTIZATION_METADATA, *list_reading_metadata(source))
+        dropped = (*RESERVED_KEYS, *QUANTIZATION_KEYS)
     return {key: value for key, value in source.metadata.items() if key not in dropped}
-
-
-def _choose_side_files(
-    source: TensorSource, content: SideContent, is_directory: bool, *, keeps_all: bool
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    if not is_directory or not isinstance(source, SafetensorsSource):
-        return (), ()
-    if not source.checkpoint.is_directory:
-        return (), ()
-    taken, left = find_side_files(source.checkpoint)
-    dropped = () if keeps_all else QUANTIZATION_FILES
-    copied = tuple(name for name in taken if name not in content.files and name not in dropped)
-    return copied, (*left, *(name for name in taken if name in dropped))
-
-
-def _clean_config(
-    source: TensorSource, content: SideContent, copied: tuple[str, ...]
-) -> tuple[SideContent, tuple[str, ...]]:
-    """Return the model's configuration without how another family's tensors were quantized."""
-    config = {k: v for k, v in source.configs[CONFIG].items() if k not in QUANTIZATION_METADATA}
-    if config == source.configs[CONFIG]:
-        return content, copied
-    data = encode_json(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
-    files = {**content.files, CONFIG: data}
-    return SideContent(content.metadata, files), tuple(n for n in copied if n != CONFIG)
 
 
 def _name_index(source: TensorSource, files: tuple[OutputFile, ...]) -> str | None:

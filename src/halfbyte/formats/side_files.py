@@ -1,12 +1,12 @@
 """What goes along with the shards of a checkpoint, and whether its files stay as they are."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from halfbyte.errors import CheckpointError
 from halfbyte.formats.file_target import resolve_links
-from halfbyte.formats.safetensors_checkpoint import INDEX_SUFFIX, SafetensorsCheckpoint
+from halfbyte.formats.safetensors_checkpoint import INDEX_SUFFIX
 from halfbyte.formats.safetensors_reader import open_regular_file
 
 # Files beside the shards that belong to a model: configuration, tokenizer, licence. Code and other
@@ -41,15 +41,17 @@ def read_stamp(path: Path) -> Stamp:
     return state.st_size, state.st_mtime_ns
 
 
-def find_side_files(checkpoint: SafetensorsCheckpoint) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of files that go along with the shards, and of entries that do not.
+def find_side_files(
+    folder: Path, shards: Collection[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of files that go along with `shards`, and of entries that do not.
 
     Only regular files inside the directory go along; a link that leads out of it does not.
     """
-    inside = resolve_links(checkpoint.path)
+    inside = resolve_links(folder)
     taken, left = [], []
-    for entry in sorted(os.scandir(checkpoint.path), key=lambda entry: entry.name):
-        if entry.name in checkpoint.shards or entry.name.endswith(INDEX_SUFFIX):
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.name in shards or entry.name.endswith(INDEX_SUFFIX):
             continue
         is_known = entry.name.endswith(_SIDE_SUFFIXES) or entry.name.split(".")[0] in _SIDE_NAMES
         is_inside = resolve_links(Path(entry.path)).is_relative_to(inside)

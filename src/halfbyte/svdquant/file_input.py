@@ -75,7 +75,10 @@ def check_input(
                     f"{shard.path}: tensor {quoted(entry.name)}: contains NaN/Inf: {num_bad} of "
                     f"{entry.num_elements} values; mend the checkpoint or --exclude the layer"
                 )
-    side_files, not_copied = find_side_files(checkpoint) if checkpoint.is_directory else ((), ())
+    side_files: tuple[str, ...] = ()
+    not_copied: tuple[str, ...] = ()
+    if checkpoint.is_directory:
+        side_files, not_copied = find_side_files(checkpoint.path, checkpoint.shards)
     for name in side_files:
         hasher.update(f"{name}\0".encode(errors="surrogateescape"))
         hasher.update(hashlib.sha256(read_side_file(checkpoint.path, name)).digest())
