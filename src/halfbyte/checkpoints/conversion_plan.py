@@ -13,9 +13,10 @@ from typing import Any, Final
 
 from halfbyte.checkpoints.carried_files import QUANTIZATION_KEYS, choose_files, read_stamps
 from halfbyte.checkpoints.family import Family, Layer, Parts, SideContent, read_layer, write_layer
-from halfbyte.checkpoints.registry import Recognised
+from halfbyte.checkpoints.registry import Recognised, list_reading_metadata
 from halfbyte.checkpoints.tensor_source import MetaSource, SafetensorsSource, TensorSource
 from halfbyte.errors import CheckpointError, FormatError, UsageError
+from halfbyte.formats.gguf_header import make_gguf_layout
 from halfbyte.formats.halfbyte_file import RESERVED_KEYS
 from halfbyte.formats.output_files import OutputFile, WorkUnit, make_copy_units
 from halfbyte.formats.safetensors_header import (
@@ -33,7 +34,7 @@ UNIT_BYTES: Final = 64 * 2**20  # layers are finished, and put on the disk, in b
 MAX_NAMED: Final = 3  # layers in an error message
 MakeLayout = Callable[[Iterable[TensorSpec], Mapping[str, str]], tuple[SafetensorsHeader, bytes]]
 # Container -> what lays its files out. A family in a container that is not listed is not written.
-LAYOUTS: dict[str, MakeLayout] = {"safetensors": make_layout}
+LAYOUTS: dict[str, MakeLayout] = {"safetensors": make_layout, "gguf": make_gguf_layout}
 
 
 @dataclass(frozen=True)
@@ -264,7 +265,7 @@ def _keep_metadata(source: TensorSource, origin: Family, target: Family) -> dict
     """
     dropped: tuple[str, ...] = RESERVED_KEYS
     if target.name != origin.name and not target.keeps_origins:
-        dropped = (*RESERVED_KEYS, *QUANTIZATION_KEYS)
+        dropped = (*RESERVED_KEYS, *QUANTIZATION_KEYS, *list_reading_metadata(source))
     return {key: value for key, value in source.metadata.items() if key not in dropped}
 
 
