@@ -7,6 +7,7 @@ from pathlib import Path
 from halfbyte.checkpoints.comfyui import ComfyUI
 from halfbyte.checkpoints.compressed_tensors import CompressedTensors
 from halfbyte.checkpoints.family import Claim, Family, LayerPlan
+from halfbyte.checkpoints.flashinfer import FlashInfer
 from halfbyte.checkpoints.gguf import Gguf
 from halfbyte.checkpoints.halfbyte import Halfbyte
 from halfbyte.checkpoints.modelopt import ModelOpt
@@ -36,6 +37,7 @@ FAMILIES: dict[str, Family] = {
         ComfyUI(),
         TorchAO(),
         Gguf(),
+        FlashInfer(),
     )
 }
 FROM_FLAG = "--from"
