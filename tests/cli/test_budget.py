@@ -175,6 +175,19 @@ def test_a_figure_that_no_launch_has_is_misuse(
     assert "nothing" in error
 
 
+@needs_cute
+def test_a_program_s_output_stays_out_of_the_json(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os\nprint('by Python')\nos.write(1, b'by C')\nos.system('echo by a child')\n"
+    )
+    code, out, error = run_apart("--json", str(program))
+    assert code == 0
+    assert json.loads(out)["launches"] == []
+    for text in ("by Python", "by C", "by a child"):
+        assert text in error
+
+
 def test_a_program_that_is_not_there_is_misuse(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, error = read(capsys, "not_there.py")
     assert code == 2

@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -111,7 +113,7 @@ def _budget_program(
     """Run the program and print the budget of each distinct launch."""
     from halfbyte.virtual.driver.program import run_program
 
-    with contextlib.redirect_stdout(sys.stderr):  # ours is the budget
+    with _stdout_to_stderr():  # ours is the budget
         finished = run_program(
             question.program, question.arguments, gpu=question.gpu, is_module=question.is_module
         )
@@ -149,6 +151,24 @@ def _budget_program(
             console.print("the program launched no kernel")
     has_findings = any(report.findings for _, _, report in measured)
     return finished.program_code or (EXIT_FINDINGS if has_findings else EXIT_CLEAN)
+
+
+@contextlib.contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Send what a program prints to stderr, also from C code and from processes that it starts."""
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            kept = os.dup(1)
+        except OSError:  # this process was started without a stdout
+            yield
+            return
+        try:
+            with contextlib.suppress(OSError):
+                os.dup2(2, 1)
+            yield
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
 
 
 def _list_facts(records: "list[LaunchRecord]", question: _Question) -> "list[Evidence]":
