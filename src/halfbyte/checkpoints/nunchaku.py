@@ -38,6 +38,7 @@ from halfbyte.checkpoints.family import (
     SideContent,
 )
 from halfbyte.checkpoints.layer_keys import KeySet, find_layers
+from halfbyte.checkpoints.scalar_parts import as_scalar
 from halfbyte.checkpoints.split_files import SPLIT_FILES, SplitFilesSource
 from halfbyte.checkpoints.tensor_source import TensorSource
 from halfbyte.errors import CheckpointError, FormatError
@@ -131,15 +132,16 @@ class Nunchaku(Family):
             fragments.unpack_byte_scales if precision == "nvfp4" else fragments.unpack_float_scales
         )
         scales = unpack(_matrix(parts, "wscales"))
-        has_rank = keys["lora_down"] in parts and parts[keys["lora_down"]].numel() > 0
+        factors = [parts[keys[name]] for name in ("lora_down", "lora_up") if keys[name] in parts]
+        has_rank = any(factor.numel() > 0 for factor in factors)
         if (keys["lora_down"] in parts) != (keys["lora_up"] in parts):
             raise FormatError(f"{keys['lora_down']} and {keys['lora_up']} come together")
         global_scale = channel_scale = None
         if precision == "nvfp4":
             scale = parts.get("wtscale")
-            global_scale = torch.ones(()) if scale is None else scale.reshape(()).float()
+            global_scale = torch.ones(()) if scale is None else as_scalar("wtscale", scale).float()
             if "wcscales" in parts:
-                channel_scale = fragments.unpack_vector(parts["wcscales"]).float()
+                channel_scale = unpack_vector("wcscales", parts["wcscales"]).float()
         return QuantizedLinear(
             weight=BlockScaledTensor(
                 get_format(precision), codes, scales, global_scale, 2 * codes.shape[1]
@@ -147,8 +149,10 @@ class Nunchaku(Family):
             activation=get_activation_format(facts[_ACTIVATION]),
             channel_scale=channel_scale,
             smooth=_unpack_vector(parts, keys["smooth"]),
-            lora_down=fragments.unpack_lora_down(parts[keys["lora_down"]]) if has_rank else None,
-            lora_up=fragments.unpack_lora_up(parts[keys["lora_up"]]) if has_rank else None,
+            lora_down=fragments.unpack_lora_down(_matrix(parts, keys["lora_down"]))
+            if has_rank
+            else None,
+            lora_up=fragments.unpack_lora_up(_matrix(parts, keys["lora_up"])) if has_rank else None,
             bias=_unpack_vector(parts, "bias"),
         )
 
@@ -331,10 +335,17 @@ def _is_better(plan: LayerPlan, other: LayerPlan) -> bool:
 
 
 def _matrix(parts: Parts, name: str) -> torch.Tensor:
-    if parts[name].ndim != 2:
+    if parts[name].ndim != 2 or parts[name].numel() == 0:
         raise FormatError(f"{name}: shape {list(parts[name].shape)}, wanted a matrix")
     return parts[name]
 
 
+def unpack_vector(name: str, packed: torch.Tensor) -> torch.Tensor:
+    """Return a plain vector of one in fragment order; FormatError for another shape."""
+    if packed.ndim != 1:
+        raise FormatError(f"{name}: shape {list(packed.shape)}, wanted a vector")
+    return fragments.unpack_vector(packed)
+
+
 def _unpack_vector(parts: Parts, name: str) -> torch.Tensor | None:
-    return fragments.unpack_vector(parts[name]) if name in parts else None
+    return unpack_vector(name, parts[name]) if name in parts else None

@@ -55,7 +55,7 @@ def find_splits(layer: str) -> int:
 
 def unpack_awq_codes(qweight: torch.Tensor) -> torch.Tensor:
     """Return codes [N, K/2] uint8, low nibble the even column, of int32 [N/4, K/2]."""
-    if qweight.ndim != 2 or 2 * qweight.shape[1] % GROUP:
+    if qweight.ndim != 2 or 2 * qweight.shape[1] % GROUP or qweight.numel() == 0:
         raise FormatError(
             f"qweight: shape {list(qweight.shape)}, wanted [N/4, K/2] with K a multiple of {GROUP}"
         )

@@ -36,6 +36,7 @@ from halfbyte.checkpoints.family import (
     SideContent,
 )
 from halfbyte.checkpoints.layer_keys import KeySet, find_layers
+from halfbyte.checkpoints.scalar_parts import as_scalar
 from halfbyte.checkpoints.tensor_source import TensorSource
 from halfbyte.errors import CheckpointError, FormatError
 from halfbyte.formats.activation import get_activation_format
@@ -101,12 +102,17 @@ class SvdquantKernels(Family):
         if precision == "nvfp4":
             scales = scales.view(torch.uint8).t().contiguous().view(torch.float8_e4m3fn)
             alpha = parts.get("alpha", torch.ones((), device=codes.device))
-            global_scale = alpha.reshape(())
+            global_scale = as_scalar("alpha", alpha)
         else:
             scales = scales.t().contiguous()
         channel_scale = parts["wcscales"].float() if "wcscales" in parts else None
         lora_down, lora_up = _read_low_rank(parts)
         if channel_scale is not None and lora_up is not None and self.reach == ALL:
+            if tuple(channel_scale.shape) != (lora_up.shape[0],):
+                raise FormatError(
+                    f"wcscales: shape {list(channel_scale.shape)}, wanted one for each of "
+                    f"lora_up's {lora_up.shape[0]} rows"
+                )
             lora_up = lora_up.float() * channel_scale.unsqueeze(1)
         if lora_down is not None and lora_up is not None and lora_down.dtype != lora_up.dtype:
             lora_down, lora_up = lora_down.float(), lora_up.float()

@@ -39,9 +39,10 @@ from halfbyte.checkpoints.family import (
     SideContent,
 )
 from halfbyte.checkpoints.layer_keys import KeySet, find_layers
-from halfbyte.checkpoints.nunchaku import read_precision
+from halfbyte.checkpoints.nunchaku import read_precision, unpack_vector
 from halfbyte.checkpoints.nunchaku_lite import METHOD as LITE_METHOD
 from halfbyte.checkpoints.rounded_parts import BFLOAT16_ROUNDING, find_other_dtypes, round_parts
+from halfbyte.checkpoints.scalar_parts import as_scalar
 from halfbyte.checkpoints.split_files import SplitFilesSource
 from halfbyte.checkpoints.tensor_source import TensorSource
 from halfbyte.errors import CheckpointError, FormatError
@@ -124,14 +125,17 @@ class VllmOmni(Family):
         codes, scales = parts["qweight"].view(torch.uint8), parts["wscales"]
         if codes.ndim != 2 or scales.ndim != 2:
             raise FormatError("qweight and wscales: wanted matrices [N, K/2] and [K/16, N]")
-        has_rank = parts["proj_down"].ndim == 2 and parts["proj_down"].numel() > 0
+        for name in ("proj_down", "proj_up"):
+            if parts[name].ndim != 2:
+                raise FormatError(f"{name}: shape {list(parts[name].shape)}, wanted a matrix")
+        has_rank = parts["proj_down"].numel() > 0 or parts["proj_up"].numel() > 0
         channel_scale = self._read_vector(parts, "wcscales")
         return QuantizedLinear(
             weight=BlockScaledTensor(
                 get_format("nvfp4"),
                 codes,
                 scales.view(torch.uint8).t().contiguous().view(scales.dtype),
-                parts["wtscale"].reshape(()).float(),
+                as_scalar("wtscale", parts["wtscale"]).float(),
                 2 * codes.shape[1],
             ),
             activation=get_activation_format(self.activation),
@@ -145,7 +149,7 @@ class VllmOmni(Family):
     def _read_vector(self, parts: Parts, name: str) -> torch.Tensor | None:
         if name not in parts:
             return None
-        return parts[name] if self.vectors == PLAIN else fragments.unpack_vector(parts[name])
+        return parts[name] if self.vectors == PLAIN else unpack_vector(name, parts[name])
 
     def find_obstacle(self, linear: QuantizedLinear) -> str | None:
         """Return why vllm-omni cannot hold a layer."""
