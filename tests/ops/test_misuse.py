@@ -1,5 +1,6 @@
 """The ops with what cannot work: every misuse is named, on the CPU and on the Blackwell kernels."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,9 @@ import torch
 
 from halfbyte import ops
 from halfbyte.errors import FormatError, UsageError
+from halfbyte.kernels.gemm_w4a4.published_operands import convert_published_operands
 from halfbyte.virtual.driver.availability import find_absent_packages, find_missing_parts
+from tests.kernels.gemm_w4a4.published import make_published
 from tests.random_linears import LinearShape, make_input, make_linear
 
 MISSING = [*find_missing_parts(), *find_absent_packages()]
@@ -102,3 +105,10 @@ def test_a_backward_pass_is_refused_with_the_fix(backend: str) -> None:
 def test_backends_are_spelled_exactly(name: str) -> None:
     with pytest.raises(UsageError, match=f"backend {name!r} is unknown; choose one of auto"):
         ops.w4a4_linear(*make_arguments(), name)
+
+
+@pytest.mark.parametrize("name", ["act", "ascales", "alpha"])
+def test_published_operands_that_are_no_tensors_are_named(name: str) -> None:
+    published = dataclasses.replace(make_published(), **{name: None})
+    with pytest.raises(FormatError, match=f"{name}: got NoneType, wanted a"):
+        convert_published_operands(published, torch.bfloat16)

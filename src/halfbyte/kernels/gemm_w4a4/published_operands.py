@@ -188,6 +188,15 @@ def _check_low_rank(published: PublishedOperands, m: int, n: int) -> int:
 
 
 def _check_devices(published: PublishedOperands) -> None:
+    for name, part in vars(published).items():
+        if name == "alpha":
+            if not isinstance(part, float | int | torch.Tensor):
+                _fail(name, type(part).__name__, "a number: all global scales, multiplied")
+        elif isinstance(part, torch.Tensor):
+            if part.layout != torch.strided:
+                _fail(name, f"a {part.layout} tensor", "a dense one; convert it with to_dense()")
+        elif part is not None or name in ("act", "wgt", "ascales", "wscales"):
+            _fail(name, type(part).__name__, "a tensor")
     device = published.wgt.device
     for name, part in vars(published).items():
         if isinstance(part, torch.Tensor) and part.device != device:
