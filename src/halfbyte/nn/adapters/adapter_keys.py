@@ -111,20 +111,20 @@ def parse_keys(where: object, keys: Iterable[str]) -> dict[str, dict[str, Adapte
             unknown.append(key)
             continue
         roles = groups.setdefault(parsed.path, {})
-        if parsed.role in roles:
+        if parsed.name:
+            names.add(parsed.name)
+        if parsed.role in roles and roles[parsed.role].name == parsed.name:
             raise CheckpointError(
                 f"{where}: {roles[parsed.role].key!r} and {key!r} are the same factor of "
                 f"{parsed.path!r}; keep one"
             )
         roles[parsed.role] = parsed
-        if parsed.role in ("down", "up"):
-            names.add(parsed.name)
     if unknown:
         raise CheckpointError(
             f"{where}: {len(unknown)} tensor(s) are of no adapter kind known here: "
             f"{list_names(unknown)}; LoRA, LoKr and LoHa of linears are read"
         )
-    if len(names - {""}) > 1:
+    if len(names) > 1:
         raise CheckpointError(
             f"{where}: holds several adapters: {list_names(sorted(names))}; save them one by one"
         )
