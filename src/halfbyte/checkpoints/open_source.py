@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Self
 
+from halfbyte.checkpoints.deepcompressor import DumpSource, is_dump_folder
 from halfbyte.checkpoints.gguf_source import GgufSource
 from halfbyte.checkpoints.split_files import SplitFilesSource, is_split_folder
 from halfbyte.checkpoints.tensor_source import SafetensorsSource, TensorSource
@@ -94,6 +95,8 @@ def _open_file(path: Path) -> TensorSource:
 def _open_folder(path: Path) -> TensorSource:
     if is_split_folder(path):
         return SplitFilesSource(path)
+    if is_dump_folder(path):
+        return DumpSource(path)
     names = sorted(entry.name for entry in path.iterdir() if entry.is_file())
     if any(name.endswith((FILE_SUFFIX, INDEX_SUFFIX)) for name in names):
         return SafetensorsSource(path)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from halfbyte.checkpoints.comfyui import ComfyUI
 from halfbyte.checkpoints.compressed_tensors import CompressedTensors
+from halfbyte.checkpoints.deepcompressor import DeepCompressor
 from halfbyte.checkpoints.family import Claim, Family, LayerPlan
 from halfbyte.checkpoints.flashinfer import FlashInfer
 from halfbyte.checkpoints.gguf import Gguf
@@ -38,6 +39,7 @@ FAMILIES: dict[str, Family] = {
         TorchAO(),
         Gguf(),
         FlashInfer(),
+        DeepCompressor(),
     )
 }
 FROM_FLAG = "--from"
