@@ -118,7 +118,7 @@ def _choose_config(request: "GemmRequest", options: argparse.Namespace) -> "Gemm
     from dataclasses import replace
 
     from halfbyte.arch import find_gpu
-    from halfbyte.kernels.gemm_w4a4.choose import choose_config
+    from halfbyte.kernels.gemm_w4a4.choose import check_request, choose_config
     from halfbyte.kernels.gemm_w4a4.config import TileConfig, check_legal
 
     config = choose_config(request, find_gpu(options.gpu).target)
@@ -134,6 +134,7 @@ def _choose_config(request: "GemmRequest", options: argparse.Namespace) -> "Gemm
     if config.low_rank is not None:
         config = replace(config, low_rank=replace(config.low_rank, placement=options.placement))
     check_legal(config)
+    check_request(config, request)
     return config
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from halfbyte.errors import UnsupportedHardwareError
+from halfbyte.errors import FormatError, UnsupportedHardwareError
 from halfbyte.kernels.gemm_w4a4.published_operands import (
     PublishedOperands,
     convert_published_operands,
@@ -28,6 +28,8 @@ def gemm_published(
     Raises what `convert_published_operands` and `choose_backend` raise.
     """
     check_kernel_dtype("out_dtype", out_dtype)
+    if not isinstance(published.wgt, torch.Tensor):
+        raise FormatError(f"wgt: {type(published.wgt).__name__}, wanted a tensor [N, K/2]")
     with see_session():
         chosen = choose_backend("gemm_published", published.wgt.device, backend)
         if chosen.target is None:

@@ -25,6 +25,9 @@ from halfbyte.kernels.gemm_w4a4.config import (
 )
 
 
+MAX_SIZE: Final = 2**31
+
+
 @dataclass(frozen=True)
 class GemmRequest:
     """One product as it is asked for.
@@ -59,6 +62,9 @@ def list_request_problems(config: GemmConfig, request: GemmRequest) -> Iterator[
     elif config.low_rank is not None and config.low_rank.dtype != request.lora_dtype:
         dtypes = f"{config.low_rank.dtype!r}, {request.lora_dtype!r} is asked for"
         yield f"lora_dtype: the kernel is compiled for {dtypes}"
+    largest = max(request.m, request.n, request.k, request.rank)
+    if largest >= MAX_SIZE:
+        yield f"size {largest}: sizes and strides are 32-bit in the kernel, below {MAX_SIZE}"
     if min(request.m, request.n, request.k) < 1:
         sizes = f"m {request.m}, n {request.n}, k {request.k}"
         yield f"{sizes}: there is nothing to multiply; the caller returns zeros or the bias"
