@@ -24,7 +24,6 @@ from halfbyte.kernels.gemm_w4a4.config import (
     plan_storage,
 )
 
-
 MAX_SIZE: Final = 2**31
 
 
