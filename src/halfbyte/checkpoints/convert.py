@@ -6,7 +6,7 @@ nothing is put in place that its own family does not read, or that failed the pr
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,15 +16,14 @@ from halfbyte.checkpoints.conversion_plan import (
     describe_passthrough,
     plan_conversion,
 )
-from halfbyte.checkpoints.family import Family, Layer, Parts, read_layer, write_layer
+from halfbyte.checkpoints.family import Family
 from halfbyte.checkpoints.open_source import OpenSources
 from halfbyte.checkpoints.registry import Recognised, get_family, recognise
 from halfbyte.checkpoints.tensor_source import TensorSource, iter_tensor_bytes
+from halfbyte.checkpoints.unit_converter import ConvertJob, UnitConverter
 from halfbyte.checkpoints.verify import LayerProof, Verification, verify_conversion
-from halfbyte.errors import CheckpointError
-from halfbyte.formats.dtypes import FLOAT_DTYPES
+from halfbyte.errors import CheckpointError, WorkerError
 from halfbyte.formats.file_target import check_free_space, check_may_replace, check_target
-from halfbyte.formats.halfbyte_layer import has_only_finite
 from halfbyte.formats.output_files import WorkUnit, encode_index, encode_report
 from halfbyte.formats.safetensors_header import quoted
 from halfbyte.formats.safetensors_writer import write_bytes_atomically
@@ -35,6 +34,10 @@ from halfbyte.formats.unfinished_output import (
     get_unfinished_folder,
     is_output_of,
 )
+from halfbyte.workers.job import UnitResult
+from halfbyte.workers.ray_workers import RayWorkers, start_workers
+from halfbyte.workers.settings import WorkerSettings
+from halfbyte.workers.unit_journal import UnitJournal
 
 REPORT_VERSION = 1
 
@@ -73,6 +76,7 @@ class ConvertRequest:
         verify: whether to prove, layer by layer, that the output means what the source means.
         report: where the JSON report goes; None for beside the target.
         force: replace a target that holds something else.
+        workers: processes that convert, None for this one alone.
     """
 
     source: Path
@@ -83,6 +87,7 @@ class ConvertRequest:
     verify: bool = False
     report: Path | None = None
     force: bool = False
+    workers: WorkerSettings | None = None
 
     @property
     def report_path(self) -> Path:
@@ -118,6 +123,8 @@ def convert_checkpoint(
         UsageError: paths or names that cannot be meant.
         CheckpointError: an input that is corrupt, ambiguous or cannot be held by the target
             family, a place that cannot be written, a layer that failed the proof.
+        WorkerError: workers that are lost or unfit; what is done is kept for the next run.
+        MissingDependencyError: workers are asked for and Ray is absent.
     """
     request = replace(request, source=Path(request.source), target=Path(request.target))
     target = get_family(request.to)
@@ -135,10 +142,19 @@ def convert_checkpoint(
         check_may_replace(request.target, plan.is_directory, request.force, "this conversion")
         if not os.path.lexists(get_unfinished_folder(request.target)):
             check_free_space(request.target, plan.output_bytes)
-        run = _Run(request, source, found, plan, on_event)
-        with UnfinishedOutput(request.target, plan.files, fingerprint) as output:
+
+        def note(text: str) -> None:
+            on_event(ConvertEvent("note", 0, 0, text))
+
+        with (
+            start_workers(request.workers, note) as workers,
+            UnfinishedOutput(request.target, plan.files, fingerprint) as output,
+        ):
+            run = _Run(request, source, found, plan, on_event, workers)
             try:
                 return run.write(output)
+            except WorkerError:
+                raise  # nothing is wrong with what is done
             except Exception:
                 output.discard()
                 raise
@@ -154,25 +170,23 @@ class _Run:
         found: Recognised,
         plan: ConversionPlan,
         on_event: OnEvent,
+        workers: RayWorkers | None,
     ) -> None:
         self.request = request
         self.source = source
         self.found = found
         self.plan = plan
         self.on_event = on_event
+        self.workers = workers
+        self.converter = UnitConverter(source, found, plan.target)
 
     def write(self, output: UnfinishedOutput) -> ConvertResult:
         resumed = self._drop_damaged_units(output)
         self._note_resumption(output, resumed)
-        done = 0
-        for unit in self.plan.units:
-            self._show("convert", done, (*unit.layers, unit.name)[0])
-            if unit.name not in output.finished:
-                entries = self._work_off(output, unit)
-                checksum = output.measure_checksum(self.plan.tensors_of(unit))
-                output.record(FinishedUnit(unit.name, checksum, entries))
-            done += unit.num_bytes
-        self._show("convert", done, "")
+        if self.workers is None:
+            self._work_here(output)
+        else:
+            self._work_with(self.workers, output)
         if self.plan.is_directory:
             self._write_side_files(output)
         verification = self._read_again(output)
@@ -203,52 +217,57 @@ class _Run:
                 output.drop(name)
         return len(output.finished)
 
-    def _work_off(self, output: UnfinishedOutput, unit: WorkUnit) -> list[dict[str, Any]]:
+    def _work_here(self, output: UnfinishedOutput) -> None:
+        done = 0
+        for unit in self.plan.units:
+            self._show("convert", done, (*unit.layers, unit.name)[0])
+            if unit.name not in output.finished:
+                self._copy(output, unit)
+                entries = []
+                for name in unit.layers:
+                    result = self.converter.convert_layer(name)
+                    self._put(output, (name,), result)
+                    entries += result.layers
+                checksum = output.measure_checksum(self.plan.tensors_of(unit))
+                output.record(FinishedUnit(unit.name, checksum, entries))
+            done += unit.num_bytes
+        self._show("convert", done, "")
+
+    def _work_with(self, workers: RayWorkers, output: UnfinishedOutput) -> None:
+        """Let `workers` convert; this process copies, writes, and keeps the journal."""
+        todo = [unit for unit in self.plan.units if unit.name not in output.finished]
+        done = self.plan.input_bytes - sum(unit.num_bytes for unit in todo)
+        self._show("convert", done, "starting workers")
+        source, origin = self.request.source.resolve(), self.found.family.name
+        job = ConvertJob(source, origin, self.plan.target.name)
+        with UnitJournal(output) as journal:
+            for unit, result in workers.run(job, self.converter, todo):
+                self._copy(output, unit)
+                self._put(output, unit.layers, result)
+                checksum = output.measure_checksum(self.plan.tensors_of(unit))
+                journal.add(FinishedUnit(unit.name, checksum, result.layers))
+                done += unit.num_bytes
+                self._show("convert", done, (*unit.layers, unit.name)[0])
+
+    def _copy(self, output: UnfinishedOutput, unit: WorkUnit) -> None:
         for name in unit.copies:
             start = 0
             for chunk in iter_tensor_bytes(self.source, name):
                 output.file_of(name).write_bytes(name, chunk, start)
                 start += chunk.numel()
-        return [self._convert_layer(output, name) for name in unit.layers]
 
-    def _convert_layer(self, output: UnfinishedOutput, name: str) -> dict[str, Any]:
-        layer = read_layer(self.found.family, self.source, self.found.layers[name])
-        parts = write_layer(self.plan.target, layer)
-        planned = self.plan.layers[name].tensors
-        self._check_parts(name, parts)
-        for part, tensor in parts.items():
-            output.file_of(planned[part].name).write_bytes(planned[part].name, tensor)
-        return self._describe_layer(layer)
-
-    def _check_parts(self, name: str, parts: Parts) -> None:
-        planned = self.plan.layers[name].tensors
-        promised = {part: (spec.dtype.torch_dtype, spec.shape) for part, spec in planned.items()}
-        made = {part: (tensor.dtype, tuple(tensor.shape)) for part, tensor in parts.items()}
+    def _put(self, output: UnfinishedOutput, layers: Sequence[str], result: UnitResult) -> None:
+        """Write the tensors of `layers`, which must be those that were planned."""
+        specs = [spec for name in layers for spec in self.plan.layers[name].tensors.values()]
+        promised = {spec.name: (spec.dtype.torch_dtype, spec.shape) for spec in specs}
+        made = {name: (value.dtype, tuple(value.shape)) for name, value in result.tensors.items()}
         if made != promised:
             raise CheckpointError(
-                f"{self.source.path}: {name}: encoded to {quoted(made)}, planned was "
-                f"{quoted(promised)}; this is a defect in halfbyte"
+                f"{self.source.path}: {quoted(list(layers))}: encoded to {quoted(made)}, planned "
+                f"was {quoted(promised)}; this is a defect in halfbyte"
             )
-        for part, tensor in parts.items():
-            if tensor.dtype in FLOAT_DTYPES and not has_only_finite(tensor):
-                raise CheckpointError(
-                    f"{self.source.path}: {name}: {part} of {self.plan.target.name} would be "
-                    "infinite or NaN: a scale of the source is too small for its reciprocal"
-                )
-
-    def _describe_layer(self, layer: Layer) -> dict[str, Any]:
-        linear, plan = layer.linear, self.found.layers[layer.name]
-        specs = self.plan.layers[layer.name].tensors.values()
-        return {
-            "name": layer.name,
-            "out_features": linear.out_features,
-            "in_features": linear.in_features,
-            "format": linear.weight.format.name,
-            "activation": None if linear.activation is None else linear.activation.name,
-            "rank": linear.rank,
-            "bytes_before": sum(self.source.specs[n].num_bytes for n in plan.tensors.values()),
-            "bytes_after": sum(spec.num_bytes for spec in specs),
-        }
+        for name, tensor in result.tensors.items():
+            output.file_of(name).write_bytes(name, tensor)
 
     def _write_side_files(self, output: UnfinishedOutput) -> None:
         files = dict(self.plan.side_files)

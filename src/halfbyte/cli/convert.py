@@ -11,6 +11,7 @@ from rich.table import Table
 
 from halfbyte.cli.exit_codes import EXIT_INTERRUPTED
 from halfbyte.cli.progress import ProgressDisplay
+from halfbyte.cli.worker_options import chosen_workers, with_worker_options
 from halfbyte.errors import UsageError, printable
 from halfbyte.peak_memory import read_peak_memory_bytes
 
@@ -28,7 +29,7 @@ _EPILOG = (
 
 def register(app: typer.Typer) -> None:
     """Add the verb to `app`."""
-    app.command(name="convert", epilog=_EPILOG)(convert)
+    app.command(name="convert", epilog=_EPILOG)(with_worker_options(convert))
 
 
 def convert(
@@ -70,7 +71,7 @@ def convert(
     """
     from halfbyte.checkpoints.convert import ConvertRequest
 
-    request = ConvertRequest(*paths, to, origin, original, verify, report, force)
+    request = ConvertRequest(*paths, to, origin, original, verify, report, force, chosen_workers())
     console = Console(stderr=True, highlight=False)
     result = _run(request, console)
     if as_json:

@@ -351,7 +351,10 @@ def _make_fingerprint(request: QuantizeFileRequest, provenance: dict[str, Any]) 
     """
     workers = request.workers
     threads = torch.get_num_threads() if workers is None else workers.threads
-    return json.dumps({**provenance, "computed_by": asdict(Identity.read(threads))})
+    computed_by = asdict(Identity.read(threads))
+    for name in ("halfbyte", "code"):  # ARITHMETIC_VERSION speaks for these
+        del computed_by[name]
+    return json.dumps({**provenance, "computed_by": computed_by})
 
 
 def _is_finished(target: Path, provenance: dict[str, Any]) -> bool:

@@ -84,28 +84,32 @@ class RayWorkers:
         waiting = sorted((u for u in units if u.layers), key=lambda unit: unit.num_bytes)
         copies = [unit for unit in units if not unit.layers]
         threads = self.settings.threads
-        identity, payload = asdict(Identity.read(threads)), pickle.dumps(job)
+        identity, payload = asdict(Identity.read(threads)), self._ray.put(pickle.dumps(job))
         task = self._ray.remote(num_cpus=threads, max_retries=0, scheduling_strategy="SPREAD")
         remote = task(work_off_remotely)
         deaths: Counter[str] = Counter()
         running: dict[Any, WorkUnit] = {}
+
+        def give_out() -> None:
+            while waiting and len(running) < self._count_window():
+                unit = waiting.pop()
+                running[remote.remote(identity, threads, payload, pickle.dumps(unit))] = unit
+
         try:
-            while waiting or running:
-                while waiting and len(running) < self._count_window():
-                    unit = waiting.pop()
-                    ref = remote.remote(identity, threads, payload, pickle.dumps(unit))
-                    running[ref] = unit
+            give_out()
+            while running:
                 while copies and not self._is_any_ready(list(running)):
                     yield copies.pop(), UnitResult({}, [])
                 ref = self._wait(list(running))
                 unit = running.pop(ref)
                 answer = self._get(ref, unit, deaths)
-                del ref
+                del ref  # the engine keeps a result for as long as somebody knows its name
                 if answer is None:
                     waiting.append(unit)
-                    continue
-                self._check(answer, here, unit)
-                yield unit, unpack_result(answer)
+                give_out()  # before the caller writes: no worker waits for the disk
+                if answer is not None:
+                    self._check(answer, here, unit)
+                    yield unit, unpack_result(answer)
             for unit in copies:
                 yield unit, UnitResult({}, [])
         finally:
