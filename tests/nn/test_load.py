@@ -536,6 +536,30 @@ def test_wtscale_survives_and_its_absence_means_one(tmp_path: Path) -> None:
     assert float(held) == 1.0
 
 
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_a_gguf_file_whose_tensors_were_changed_is_refused(
+    tmp_path: Path, architecture: str
+) -> None:
+    """llama.cpp puts rows of q and k in another order: the model would talk, and be wrong."""
+    record = make_power_of_two_layer()
+    metadata = {"general.architecture": architecture}
+    path = tmp_path / "changed.safetensors"
+    write_halfbyte_file(path, {"mlp.up_proj": record}, {"mlp.norm": torch.ones(3)}, metadata)
+    with pytest.raises(CheckpointError, match=rf"architecture '{architecture}', whose tensors"):
+        halfbyte.load(path, Mlp())
+
+
+def test_a_gguf_file_is_loaded(tmp_path: Path) -> None:
+    record = replace(
+        make_power_of_two_layer(), activation=None, smooth=None, lora_down=None, lora_up=None
+    )
+    source, made = tmp_path / "source.safetensors", tmp_path / "made.gguf"
+    write_halfbyte_file(source, {"mlp.up_proj": record}, {"mlp.norm": torch.ones(3)}, None)
+    convert_checkpoint(ConvertRequest(source, made, "gguf"))
+    x = make_input(5, WIDTH)
+    assert torch.equal(run_loaded(made, x), run_loaded(source, x))
+
+
 def test_ties_that_are_no_map_are_refused(tmp_path: Path) -> None:
     state = {n: t for n, t in make_net().state_dict().items() if not n.startswith("attn.")}
     del state["head.weight"]

@@ -22,7 +22,8 @@ from halfbyte.errors import CheckpointError, FormatError
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.formats.safetensors_header import quoted
 from halfbyte.nn.device_places import DevicePlaces, make_device_places
-from halfbyte.nn.load_plan import LoadPlan, Pieces, join_pieces, list_tensors, plan_load
+from halfbyte.nn.load_fit import Pieces, join_pieces
+from halfbyte.nn.load_plan import LoadPlan, list_tensors, plan_load
 from halfbyte.nn.module_places import replace_module
 from halfbyte.nn.w4a4_linear import W4A4Linear, choose_part_dtype
 from halfbyte.ops.backends import check_backend
