@@ -2,11 +2,13 @@ import numpy as np
 import pytest
 import torch
 
+from halfbyte.checkpoints.convert import ConvertRequest, convert_checkpoint
 from halfbyte.checkpoints.deepcompressor import DumpSource, is_dump_folder
 from halfbyte.checkpoints.family import read_layer
 from halfbyte.checkpoints.registry import recognise
 from halfbyte.checkpoints.tensor_source import MetaSource
 from halfbyte.errors import CheckpointError
+from halfbyte.formats.halfbyte_file import read_halfbyte_file
 from halfbyte.reference.decode import dequantize, read_floats
 from tests.checkpoints.family_files import low_rank_product
 
@@ -87,6 +89,15 @@ def test_codes_and_branches(tmp_path, kind):
     assert linears["norm1.linear"].activation is None
     wanted = "int4" if kind == "int4" else "nvfp4_nunchaku"
     assert linears["attn.to_q"].activation.name == wanted
+
+
+@pytest.mark.parametrize("kind", ["int4", "nvfp4"])
+def test_a_dump_is_converted_with_proof(tmp_path, kind):
+    folder = write(tmp_path / "dump", make_dump(kind))
+    target = tmp_path / "x.safetensors"
+    convert_checkpoint(ConvertRequest(folder, target, "halfbyte", verify=True))
+    linears = read_halfbyte_file(target).linears
+    assert set(linears) == {BLOCK + local for local in LAYERS}
 
 
 def test_fused_smoothing_is_not_applied_again(tmp_path):

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from halfbyte.checkpoints.convert import ConvertRequest, convert_checkpoint
 from halfbyte.checkpoints.family import Layer, read_layer, write_layer
 from halfbyte.checkpoints.gguf import Gguf
 from halfbyte.checkpoints.gguf_source import GgufSource
@@ -86,6 +87,15 @@ def test_numbers_and_round_trip(tmp_path, kind):
             )
         assert bytes(data) == path.read_bytes()
         assert source.metadata["general.architecture"] == "llama"
+
+
+@pytest.mark.parametrize("kind", ["NVFP4", "MXFP4"])
+def test_a_file_comes_back_whole_from_our_own_format(tmp_path, kind):
+    path = write(tmp_path / "x.gguf", make_file(kind, scaled=kind == "NVFP4")[0])
+    ours, again = tmp_path / "x.safetensors", tmp_path / "again.gguf"
+    convert_checkpoint(ConvertRequest(path, ours, "halfbyte", verify=True))
+    convert_checkpoint(ConvertRequest(ours, again, "gguf", verify=True))
+    assert again.read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from halfbyte.checkpoints.deepcompressor import DumpSource
 from halfbyte.checkpoints.family import SideContent
 from halfbyte.checkpoints.split_files import SPLIT_FILES
 from halfbyte.checkpoints.tensor_source import SafetensorsSource, TensorSource
@@ -73,7 +74,7 @@ def list_weight_files(source: TensorSource) -> tuple[str, ...]:
     """Return the names of the files in a directory that hold its tensors."""
     if isinstance(source, SafetensorsSource):
         return tuple(source.checkpoint.shards)
-    return SPLIT_FILES
+    return source.file_names if isinstance(source, DumpSource) else SPLIT_FILES
 
 
 def read_stamps(source: TensorSource, copied: tuple[str, ...]) -> dict[Path, Stamp]:

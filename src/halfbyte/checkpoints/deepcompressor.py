@@ -65,13 +65,13 @@ class DumpSource:
         self.path = path
         self.configs: Mapping[str, Any] = {}
         self._places: dict[str, tuple[TorchArchiveSource, str]] = {}
+        self.file_names = tuple(f"{file}.pt" for file in FILES if (path / f"{file}.pt").exists())
         metadata: dict[str, str] = {}
         with ExitStack() as stack:
             for file in FILES:
-                place = path / f"{file}.pt"
-                if not place.exists():
+                if f"{file}.pt" not in self.file_names:
                     continue
-                source = stack.enter_context(TorchArchiveSource(place))
+                source = stack.enter_context(TorchArchiveSource(path / f"{file}.pt"))
                 prefix = "" if file == "model" else f"{file}:"
                 self._places |= {f"{prefix}{name}": (source, name) for name in source.specs}
                 metadata |= {f"{file}:{key}": text for key, text in source.metadata.items()}
