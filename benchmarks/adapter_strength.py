@@ -1,6 +1,6 @@
 """Another strength for an adapter on a live 4-bit layer: time, and that no weight is packed.
 
-Bar, on one 1536 x 1536 layer (base rank 32) with an adapter of rank 64, on a CPU: at most 1 ms. The
+Bar, on one 1536 x 1536 layer (own rank 32) with an adapter of rank 64, on a CPU: at most 1 ms. The
 layer is compared with the float64 reference at two strengths before anything is timed, and the
 weight's tensors are the same memory, unwritten, after all of it. Adding and removing the adapter,
 and the placement of the low-rank branch for the Blackwell kernels beside that of a whole layer, are
@@ -28,7 +28,7 @@ from halfbyte.nn.low_rank_stack import (
 from halfbyte.reference import w4a4_linear as reference_linear
 from timing import check_first, make_parser, measure_interleaved, print_report
 
-SIZE, BASE_RANK, RANK = 1536, 32, 64
+SIZE, OWN_RANK, RANK = 1536, 32, 64
 BAR_MS = 1.0
 MAX_ERROR = 1e-2  # bfloat16 factors; an adapter that is left out is off by more than 0.1
 NAME = "style"
@@ -40,8 +40,8 @@ def make_layer() -> W4A4Linear:
     record = QuantizedLinear(
         weight=quantize(torch.randn(SIZE, SIZE, generator=draw) / SIZE**0.5, "nvfp4"),
         activation=get_activation_format("nvfp4_nunchaku"),
-        lora_down=(torch.randn(BASE_RANK, SIZE, generator=draw) / SIZE**0.5).bfloat16(),
-        lora_up=torch.randn(SIZE, BASE_RANK, generator=draw).bfloat16(),
+        lora_down=(torch.randn(OWN_RANK, SIZE, generator=draw) / SIZE**0.5).bfloat16(),
+        lora_up=torch.randn(SIZE, OWN_RANK, generator=draw).bfloat16(),
     )
     return W4A4Linear.from_record(record)
 

@@ -77,7 +77,7 @@ def test_a_peft_directory_scales_by_its_configuration(
     write(tmp_path / "adapter_model.safetensors", spell("peft", factors))
     (tmp_path / "adapter_config.json").write_text(json.dumps(PEFT_CONFIG | changes))
     model = Tower()
-    add_adapter(model, tmp_path)
+    assert add_adapter(model, tmp_path).name == tmp_path.name
     assert_applied(model, Tower(), factors, scale)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from halfbyte.errors import CheckpointError, FormatError, UsageError
 from halfbyte.formats.halfbyte_file import read_halfbyte_file
-from halfbyte.nn import W4A4Linear, load_model, save_model
+from halfbyte.nn import W4A4Linear, load_model, quantize_model, save_model
 from halfbyte.nn.adapters import (
     add_adapter,
     list_adapters,
@@ -59,13 +59,13 @@ def make_x() -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    ("base_rank", "ranks"),
+    ("own_rank", "ranks"),
     [(0, [16]), (0, [24]), (16, [0, 8]), (24, [96]), (32, [96]), (96, [32, 1]), (128, [128])],
 )
 def test_any_ranks_equal_the_unfused_layer(
-    base_rank: int, ranks: list[int], dtype: torch.dtype
+    own_rank: int, ranks: list[int], dtype: torch.dtype
 ) -> None:
-    record = make_linear(LinearShape(n=N, k=K, rank=base_rank, dtype=dtype))
+    record = make_linear(LinearShape(n=N, k=K, rank=own_rank, dtype=dtype))
     module, x = W4A4Linear.from_record(record), make_input(9, K, dtype)
     plain = module(x)
     deltas = []
@@ -75,7 +75,7 @@ def test_any_ranks_equal_the_unfused_layer(
         factor = torch.tensor(0.75)
         deltas.append((type(one)(one.down.to(dtype), one.up.to(dtype)), float(factor)))
     assert module.adapted_down is not None
-    assert module.adapted_down.shape == (base_rank + sum(ranks), K)
+    assert module.adapted_down.shape == (own_rank + sum(ranks), K)
     assert_close_to_reference(module(x), x, lengthen(record, *deltas))
     for index in range(len(ranks)):
         set_delta_strength(module, str(index), 0.0)
@@ -130,7 +130,7 @@ def test_a_strength_change_writes_no_weight(path: Path) -> None:
     }
 
 
-def test_states_and_files_are_those_of_the_base(path: Path, tmp_path: Path) -> None:
+def test_states_and_files_are_those_without_adapters(path: Path, tmp_path: Path) -> None:
     model, plain, x = Tower(), Tower(), make_x()
     add_adapter(model, path, "a")
     adapted = model(x)
@@ -318,3 +318,15 @@ def test_an_adapter_of_other_layers_leaves_the_model_alone(tmp_path: Path) -> No
     with pytest.raises(CheckpointError, match=r"no\.such"):
         add_adapter(model, write(tmp_path / "x.safetensors", spell("diffusers", factors)))
     assert torch.equal(model(x), plain(x))
+
+
+def test_a_module_with_adapters_is_not_replaced(path: Path, tmp_path: Path) -> None:
+    model, file = Tower(), tmp_path / "plain.safetensors"
+    save_model(model, file)
+    add_adapter(model, path, "a")
+    with pytest.raises(UsageError, match=r"has adapters \(a\); merge or remove"):
+        load_model(model, file)
+    with pytest.raises(UsageError, match=r"has adapters \(a\); merge or remove"):
+        quantize_model(model, "nvfp4_plain", progress=False)
+    remove_adapter(model, "a")
+    load_model(model, file)

@@ -13,7 +13,12 @@ from halfbyte.errors import CheckpointError, FormatError, UsageError
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.nn.adapters.adapter_targets import Rename, resolve_targets
 from halfbyte.nn.adapters.low_rank_forms import RankLimits
-from halfbyte.nn.adapters.read_adapter import DEFAULT_LIMITS, Adapter, read_adapter
+from halfbyte.nn.adapters.read_adapter import (
+    DEFAULT_LIMITS,
+    PEFT_WEIGHTS,
+    Adapter,
+    read_adapter,
+)
 from halfbyte.nn.low_rank_stack import (
     bake_deltas,
     get_stacked,
@@ -76,7 +81,8 @@ def add_adapter(
     Args:
         model: its W4A4Linear and nn.Linear modules may be targets.
         source: a safetensors file, a PEFT directory, or what `read_adapter` returned.
-        name: to speak of it later; the file's name without ending by default.
+        name: to speak of it later; by default the file's name without
+            ending, of a PEFT directory its own.
         strength: finite; any sign.
         alpha, ignore, limits: as in `read_adapter`; only for a path.
         rename: path of the file -> name in the model.
@@ -222,7 +228,9 @@ def _get_shape(module: nn.Module) -> tuple[int, int]:
 
 
 def _choose_name(adapter: Adapter, name: str | None) -> str:
-    chosen = Path(adapter.where).stem if name is None else name
+    path = Path(adapter.where)
+    default = path.parent.name if path.name == PEFT_WEIGHTS else path.stem
+    chosen = default if name is None else name
     if not isinstance(chosen, str) or not chosen:
         raise UsageError(f"name {name!r}: wanted a text that is not empty")
     return chosen

@@ -28,7 +28,7 @@ from halfbyte.nn.adapters.low_rank_forms import (
 )
 from halfbyte.nn.low_rank_stack import LowRankDelta
 
-_WEIGHTS: Final = "adapter_model.safetensors"  # PEFT's names in a directory
+PEFT_WEIGHTS: Final = "adapter_model.safetensors"  # PEFT's names in a directory
 _CONFIG: Final = "adapter_config.json"
 _PICKLE: Final = "adapter_model.bin"
 _MAX_CONFIG_BYTES: Final = 2**20
@@ -110,14 +110,14 @@ def make_adapter(
 def _find_files(path: Path) -> tuple[Path, Mapping[str, Any] | None]:
     """Return the safetensors file and PEFT's configuration beside it."""
     if path.is_dir():
-        if not (path / _WEIGHTS).exists() and (path / _PICKLE).exists():
+        if not (path / PEFT_WEIGHTS).exists() and (path / _PICKLE).exists():
             raise CheckpointError(
                 f"{path}: holds {_PICKLE}, a pickle, which runs whatever code is in it; wanted "
-                f"{_WEIGHTS}: save it with safe_serialization=True"
+                f"{PEFT_WEIGHTS}: save it with safe_serialization=True"
             )
-        path = path / _WEIGHTS
+        path = path / PEFT_WEIGHTS
     config_path = path.parent / _CONFIG
-    if path.name != _WEIGHTS or not config_path.exists():
+    if path.name != PEFT_WEIGHTS or not config_path.exists():
         return path, None
     try:
         with config_path.open("rb") as file:
