@@ -173,6 +173,8 @@ def test_what_is_no_low_rank_delta_is_refused_by_name(
         (PEFT_CONFIG | {"peft_type": "OFT"}, "peft_type 'OFT'"),
         (PEFT_CONFIG | {"lora_alpha": -1}, "lora_alpha -1"),
         (PEFT_CONFIG | {"alpha_pattern": {"(": 1}}, "alpha_pattern"),
+        (PEFT_CONFIG | {"alpha_pattern": {"(a+)+b": 1}}, "repeated group"),
+        (PEFT_CONFIG | {"alpha_pattern": ["a"]}, "alpha_pattern is no JSON object"),
         (["no", "object"], "wanted a JSON object"),
     ],
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from halfbyte.errors import CheckpointError
+from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.nn.adapters import Adapter, RankLimits, read_adapter
 from tests.nn.adapters.adapter_files import write
 
@@ -100,6 +100,14 @@ def test_a_rank_above_the_smaller_side_is_decomposed_whole(tmp_path: Path) -> No
     path = write(tmp_path / "h.safetensors", parts)
     adapter = read_adapter(path, limits=RankLimits(max_rank=10, max_error=1e-6))
     assert measure(adapter, (a1 @ b1) * (a2 @ b2)) < 1e-6
+
+
+def test_limits_are_checked() -> None:
+    with pytest.raises(UsageError, match="max_rank 0"):
+        RankLimits(max_rank=0)
+    for wrong in (-0.1, 1.0, float("nan")):
+        with pytest.raises(UsageError, match="max_error"):
+            RankLimits(max_error=wrong)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from halfbyte.nn.adapters.adapter_keys import PEFT_PREFIX
 
 _DIFFUSERS_KEY: Final = "lora_adapter_metadata"
 _KOHYA_KEY: Final = "ss_network_alpha"
+_MAX_PATTERN: Final = 256
+_NESTED: Final = re.compile(r"\)[*+{]")
 _LOW_RANK_KINDS: Final = ("LORA", "LOHA", "LOKR")
 
 
@@ -154,6 +156,11 @@ def _find_alpha(where: str, config: Mapping[str, Any], path: str) -> float | Non
     if not isinstance(patterns, Mapping):
         raise CheckpointError(f"{where}: alpha_pattern is no JSON object")
     for pattern, value in patterns.items():
+        if len(pattern) > _MAX_PATTERN or _NESTED.search(pattern):
+            raise CheckpointError(
+                f"{where}: alpha_pattern {pattern[:40]!r}: long, or a repeated group, which a "
+                "hostile file uses to never end; write it as a plain name"
+            )
         try:
             if re.match(rf"(.*\.)?({pattern})\Z", path):
                 alpha = value

@@ -104,7 +104,7 @@ def _make_directory(shapes: Shapes) -> _Directory:
             places = tuple(f"{parent}{dot}{part}" for part in parts)
             if leaf == parts[0] and all(place in shapes for place in places):
                 slots.setdefault(f"{parent}{dot}{fused}", _Slot(places))
-        if leaf == "0":  # diffusers' to_out is a list; its adapters leave the index out
+        if leaf == "0" and parent.endswith("to_out"):  # a list in diffusers, not in its files
             slots.setdefault(parent, _Slot((name,)))
     directory = _Directory(slots)
     for name in slots:

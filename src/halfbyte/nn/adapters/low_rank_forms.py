@@ -18,7 +18,7 @@ from typing import Final
 
 import torch
 
-from halfbyte.errors import CheckpointError
+from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.nn.low_rank_stack import LowRankDelta
 
 Factors = Mapping[str, torch.Tensor]
@@ -37,6 +37,13 @@ class RankLimits:
 
     max_rank: int = 256
     max_error: float = 0.01
+
+    def __post_init__(self) -> None:
+        """Check both; UsageError names the one that is wrong."""
+        if not isinstance(self.max_rank, int) or self.max_rank < 1:
+            raise UsageError(f"max_rank {self.max_rank!r}, wanted a positive integer")
+        if not 0 <= self.max_error < 1:
+            raise UsageError(f"max_error {self.max_error!r}, wanted a number from 0 to below 1")
 
 
 def make_lora(down: torch.Tensor, up: torch.Tensor, scale: float) -> LowRankDelta:
@@ -94,11 +101,16 @@ def make_loha(where: str, factors: Factors, scale: float, limits: RankLimits) ->
             f"{where}: LoHa of {shapes}, wanted hada_w1_a [N, r], hada_w1_b [r, K] and the same "
             "for w2"
         )
-    up = (a1[:, :, None] * a2[:, None, :]).flatten(1)
-    down = (b1[:, None, :] * b2[None, :, :]).flatten(0, 1)
-    if up.shape[1] <= limits.max_rank:
-        return LowRankDelta(down, up, scale)
-    left, values, right = _decompose(up, down)
+    exact_rank = a1.shape[1] * a2.shape[1]
+    if exact_rank <= max(limits.max_rank, min(a1.shape[0], b1.shape[1])):
+        up = (a1[:, :, None] * a2[:, None, :]).flatten(1)
+        down = (b1[:, None, :] * b2[None, :, :]).flatten(0, 1)
+        if exact_rank <= limits.max_rank:
+            return LowRankDelta(down, up, scale)
+        left, values, right = _decompose(up, down)
+    else:  # the weight itself is smaller than those factors
+        dense = (a1.double() @ b1.double()) * (a2.double() @ b2.double())
+        left, values, right = torch.linalg.svd(dense, full_matrices=False)
     rank, error = _choose_rank(where, values, limits)
     root = values[:rank].sqrt()
     return LowRankDelta(
