@@ -196,6 +196,25 @@ def test_without_ray_the_error_says_what_to_install(
     assert os.listdir(tmp_path) == ["in.safetensors"]
 
 
+@pytest.mark.parametrize(
+    ("address", "word"),
+    [
+        ("127.0.0.1:1", "no Ray cluster at 127"),
+        ("ray://127.0.0.1:1", "no Ray cluster at ray"),
+        ("127.0.0.1:99999999", "no Ray cluster"),
+        ("somewhere", "wanted host:port"),
+        ("host:", "wanted host:port"),
+    ],
+)
+def test_cluster_that_is_not_there_is_told_at_once(address: str, word: str, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    source = write_file(tmp_path / "in.safetensors")
+    request = QuantizeFileRequest(source, tmp_path / "out.safetensors", PRESET)
+    with pytest.raises(UsageError, match=word):
+        quantize_file(replace(request, workers=WorkerSettings(cluster=address)))
+    assert os.listdir(tmp_path) == ["in.safetensors"]
+
+
 def test_settings_that_cannot_be_meant_are_refused() -> None:
     assert make_worker_settings(None, None, None) is None
     assert make_worker_settings(None, "auto", None) == WorkerSettings(None, "auto", 1)

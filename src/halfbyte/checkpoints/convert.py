@@ -35,7 +35,7 @@ from halfbyte.formats.unfinished_output import (
     is_output_of,
 )
 from halfbyte.workers.job import UnitResult
-from halfbyte.workers.ray_workers import RayWorkers, start_workers
+from halfbyte.workers.ray_workers import RayWorkers, check_workers, start_workers
 from halfbyte.workers.settings import WorkerSettings
 from halfbyte.workers.unit_journal import UnitJournal
 
@@ -129,6 +129,7 @@ def convert_checkpoint(
     request = replace(request, source=Path(request.source), target=Path(request.target))
     target = get_family(request.to)
     check_target(request.source, request.target, request.report_path, may_become_directory=True)
+    check_workers(request.workers)
     with OpenSources() as sources:
         source = sources.open(request.source)
         original = None if request.original is None else sources.open(Path(request.original))

@@ -41,7 +41,7 @@ from halfbyte.svdquant.presets import SVDQuantPreset
 from halfbyte.svdquant.unit_quantizer import QuantizeJob, UnitQuantizer
 from halfbyte.workers.identity import Identity
 from halfbyte.workers.job import UnitResult
-from halfbyte.workers.ray_workers import RayWorkers, start_workers
+from halfbyte.workers.ray_workers import RayWorkers, check_workers, start_workers
 from halfbyte.workers.settings import WorkerSettings
 from halfbyte.workers.unit_journal import UnitJournal
 
@@ -131,6 +131,7 @@ def quantize_file(
     """
     request = replace(request, source=Path(request.source), target=Path(request.target))
     check_target(request.source, request.target, request.report_path)
+    check_workers(request.workers)
     with SafetensorsCheckpoint(request.source) as checkpoint:
         _check_not_quantized(checkpoint)
         is_directory = checkpoint.is_directory and request.target.suffix != ".safetensors"

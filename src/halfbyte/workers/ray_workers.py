@@ -6,6 +6,7 @@ out again; a unit that takes three processes down with it ends the run, whose jo
 
 import os
 import pickle
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,7 @@ from halfbyte.workers.settings import WorkerSettings
 MAX_DEATHS: Final = 3  # of processes that one unit may take down
 POLL_SECONDS: Final = 2.0
 GRACE_SECONDS: Final = 60.0  # for a cluster without a CPU: nodes may be joining
+CONNECT_SECONDS: Final = 10.0
 OBJECT_STORE_BYTES: Final = 256 * 2**20  # of local workers; results beyond it go to the disk
 _AGAIN = "what is done is kept: give the same command again to continue"
 
@@ -222,6 +224,36 @@ class RayWorkers:
 
     def _raise_lost(self, error: Exception) -> NoReturn:
         raise WorkerError(f"the workers are lost: {error}; {_AGAIN}") from error
+
+
+def check_workers(settings: WorkerSettings | None) -> None:
+    """Find out before any work whether workers could be had.
+
+    Ray itself waits for minutes for a cluster that is not there.
+
+    Raises:
+        MissingDependencyError: Ray is absent.
+        UsageError: nothing listens at the cluster's address.
+    """
+    if settings is None:
+        return
+    import_ray()
+    address = settings.cluster
+    if address is None or address in ("auto", "local"):
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        raise UsageError(
+            f"cluster {address!r}: wanted host:port, ray://host:port or auto; `ray status` on a "
+            "node shows the address"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise UsageError(
+            f"no Ray cluster at {address}: {error}; start one with `ray start --head`, or give "
+            "--workers alone for processes on this machine"
+        ) from error
 
 
 @contextmanager
