@@ -138,8 +138,8 @@ class RayWorkers:
         except (OSError, ValueError, RuntimeError) as error:
             what = "local workers" if address is None else f"the Ray cluster at {address!r}"
             raise UsageError(
-                f"{what} cannot be reached: {error}; start one with `ray start --head`, or give "
-                "--workers alone for processes on this machine"
+                f"{what} cannot be reached: {error}; Ray's own messages say whether it is down or "
+                "wants an authentication token; --workers alone takes processes on this machine"
             ) from error
 
     def _count_window(self) -> int:
