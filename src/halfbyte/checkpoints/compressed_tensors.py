@@ -28,6 +28,7 @@ from halfbyte.checkpoints.family import (
     SideContent,
 )
 from halfbyte.checkpoints.layer_keys import KeySet, find_layers
+from halfbyte.checkpoints.scalar_parts import as_scalar
 from halfbyte.checkpoints.tensor_source import TensorSource
 from halfbyte.errors import CheckpointError, FormatError
 from halfbyte.formats.activation import get_activation_format
@@ -58,6 +59,9 @@ class CompressedTensors(Family):
 
     name: ClassVar[str] = "compressed-tensors"
     title: ClassVar[str] = "compressed-tensors NVFP4, MXFP4"
+    marks: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(
+        ("weight_packed", "weight_global_scale", "input_global_scale"), ()
+    )
     origin_parts: ClassVar[tuple[str, ...]] = ("weight_global_scale", "input_global_scale")
 
     def claim(self, source: TensorSource) -> Claim:
@@ -88,11 +92,11 @@ class CompressedTensors(Family):
                 get_format(name),
                 packed,
                 scales,
-                _reciprocal(parts.get("weight_global_scale")),
+                _reciprocal(parts, "weight_global_scale"),
                 2 * packed.shape[1],
             ),
             activation=None if activation == _NONE else get_activation_format(activation),
-            activation_global_scale=_reciprocal(parts.get("input_global_scale")),
+            activation_global_scale=_reciprocal(parts, "input_global_scale"),
             bias=parts.get("bias"),
         )
 
@@ -187,15 +191,28 @@ def read_config(source: TensorSource) -> Mapping[str, Any]:
 def _add_facts(source: TensorSource, plan: LayerPlan, name: str) -> LayerPlan:
     scale = source.specs[plan.tensors["weight_scale"]].dtype.name
     facts = {_FORMAT: name, _SCALE_DTYPE: scale, _ACTIVATION: _NONE}
-    if name == "mxfp4" and _has_input_activations(read_config(source)):
+    has_activations = _has_input_activations(source)
+    if name == "mxfp4" and has_activations:
         facts[_ACTIVATION] = "mxfp4"
+    if name == "nvfp4" and has_activations and "input_global_scale" not in plan.tensors:
+        raise CheckpointError(
+            f"{source.path}: {plan.name} has no input_global_scale, but input_activations in "
+            "config.json say that x is quantized; one of them is of another checkpoint"
+        )
     return LayerPlan(plan.name, plan.tensors, facts)
 
 
-def _has_input_activations(config: Mapping[str, Any]) -> bool:
-    groups = config.get("config_groups")
+def _has_input_activations(source: TensorSource) -> bool:
+    groups = read_config(source).get("config_groups")
     schemes = groups.values() if isinstance(groups, dict) else ()
-    return any(isinstance(scheme, dict) and scheme.get("input_activations") for scheme in schemes)
+    stated = [scheme.get("input_activations") for scheme in schemes if isinstance(scheme, dict)]
+    for value in stated:
+        if value is not None and not isinstance(value, dict):
+            raise CheckpointError(
+                f"{source.path}: config.json: input_activations {quoted(value)}, wanted null or an "
+                "object"
+            )
+    return any(stated)
 
 
 def _check_stated_format(source: TensorSource, layers: Mapping[str, LayerPlan]) -> None:
@@ -211,5 +228,5 @@ def _check_stated_format(source: TensorSource, layers: Mapping[str, LayerPlan]) 
             )
 
 
-def _reciprocal(divisor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if divisor is None else divisor.reshape(()).reciprocal()
+def _reciprocal(parts: Parts, name: str) -> torch.Tensor | None:
+    return as_scalar(name, parts[name]).reciprocal() if name in parts else None

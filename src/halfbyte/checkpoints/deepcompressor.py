@@ -32,6 +32,7 @@ from halfbyte.errors import CheckpointError, FormatError
 from halfbyte.formats.activation import get_activation_format
 from halfbyte.formats.block_format import get_format
 from halfbyte.formats.block_scaled_tensor import BlockScaledTensor
+from halfbyte.formats.halfbyte_layer import has_only_finite
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.formats.safetensors_header import TensorSpec, quoted
 
@@ -151,6 +152,8 @@ class DeepCompressor(Family):
         bias = parts.get("bias")
         if "shift" in parts and down is not None and up is not None:
             moved = (up @ down.sum(1)) * SHIFT
+            if bias is not None and bias.shape != moved.shape:
+                raise FormatError(f"bias: shape {list(bias.shape)}, wanted {list(moved.shape)}")
             bias = moved if bias is None else bias.float() + moved
         activation = facts["activation"]
         return QuantizedLinear(
@@ -177,6 +180,8 @@ class DeepCompressor(Family):
         weight = parts["weight"].float()
         codes = round_to_codes(numbers, facts["format"])
         error = (codes * scales - weight.reshape(numbers.shape)).abs()
+        if not has_only_finite(weight):
+            return "weight: got NaN or infinite numbers, wanted finite ones"
         is_near = error <= GRID_ERROR * weight.reshape(numbers.shape).abs() + 1e-30
         if not bool(is_near.all()):
             count = int((~is_near).sum())
@@ -262,6 +267,9 @@ def _plan_layer(source: TensorSource, layer: str) -> LayerPlan:
     for part, name in tensors.items():
         if source.specs[name].dtype.name not in _FLOATS:
             _fail(source, name, f"{part} of {source.specs[name].dtype.name}", "floats")
+    for name in (f"{block}{other}.weight" for other in group if local):
+        if name in source.specs and f"scale:{name}.scale.0" not in source.specs:
+            _fail(source, f"scale:{name}.scale.0", "no such tensor", f"scales, as {layer} has them")
     shares = group[: group.index(local)] if local else ()
     before = [f"{block}{name}.weight" for name in shares]
     rows = [source.specs[name].shape[0] for name in before if name in source.specs]

@@ -105,6 +105,8 @@ class Family(ABC):
         keeps_origins: whether a file holds what its layers were converted from.
         rounding: by how much, relative to it, the family's own dtypes may change a value.
         reads_as: activation formats that its files do not tell apart -> the one its readers take.
+        marks: part names that quantized layers of the family alone have -> the dtype words that
+            make them so, () for any; such a tensor of no layer is what is left of a damaged one.
     """
 
     name: ClassVar[str]
@@ -116,6 +118,7 @@ class Family(ABC):
     keeps_origins: ClassVar[bool] = False
     rounding: ClassVar[float] = 0.0
     reads_as: ClassVar[Mapping[str, str]] = {}
+    marks: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     @abstractmethod
     def claim(self, source: TensorSource) -> Claim:
@@ -212,6 +215,8 @@ def decode_parts(family: Family, where: str, parts: Parts, facts: Facts) -> Quan
     """Return `family.decode(parts, facts)` with the place in its errors."""
     try:
         return family.decode(parts, facts)
+    except CheckpointError as error:
+        raise CheckpointError(f"{where}: {error}") from error
     except FormatError as error:
         shapes = {name: f"{part.dtype} {list(part.shape)}" for name, part in parts.items()}
         raise CheckpointError(

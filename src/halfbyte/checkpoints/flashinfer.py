@@ -14,6 +14,7 @@ such operands in memory too. FlashInfer has no file format: as safetensors they 
 Source: flashinfer 0.7.4, gemm/gemm_svdquant.py.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar, Final
 
 import torch
@@ -51,6 +52,9 @@ class FlashInfer(Family):
 
     name: ClassVar[str] = "flashinfer"
     title: ClassVar[str] = "FlashInfer svdquant_linear operands"
+    marks: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(
+        ("weight_fp4", "weight_sf", "l2t_smoothed", "l1_scaled"), ()
+    )
     origin_parts: ClassVar[tuple[str, ...]] = (
         "alpha",
         "global_scale",

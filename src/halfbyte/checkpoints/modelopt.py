@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Final
 
 from halfbyte.checkpoints.family import NO_CLAIM, Claim, Facts, Family, Layer, Parts, SideContent
 from halfbyte.checkpoints.layer_keys import KeySet, find_layers
+from halfbyte.checkpoints.scalar_parts import as_scalar
 from halfbyte.checkpoints.tensor_source import TensorSource
 from halfbyte.errors import FormatError
 from halfbyte.formats.activation import get_activation_format
@@ -45,6 +46,11 @@ class ModelOpt(Family):
 
     name: ClassVar[str] = "modelopt"
     title: ClassVar[str] = "ModelOpt NVFP4, NVFP4_SVD"
+    marks: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "weight": ("U8",),
+        "weight_scale": ("F8_E4M3",),
+        **dict.fromkeys(("weight_scale_2", "svdquant_lora_a", "svdquant_lora_b"), ()),
+    }
     # Reciprocal and product are rounded; the scalars are [] in some exports and [1] in others.
     origin_parts: ClassVar[tuple[str, ...]] = (
         "weight_scale_2",
@@ -88,11 +94,13 @@ class ModelOpt(Family):
                 get_format("nvfp4"),
                 weight,
                 parts["weight_scale"],
-                parts["weight_scale_2"].reshape(()),
+                as_scalar("weight_scale_2", parts["weight_scale_2"]),
                 2 * weight.shape[1],
             ),
             activation=activation,
-            activation_global_scale=None if input_scale is None else input_scale.reshape(()),
+            activation_global_scale=None
+            if input_scale is None
+            else as_scalar("input_scale", input_scale),
             smooth=smooth,
             lora_down=lora_down,
             lora_up=lora_up,

@@ -84,6 +84,9 @@ class Nunchaku(Family):
 
     name: ClassVar[str] = "nunchaku"
     title: ClassVar[str] = "nunchaku"
+    marks: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(
+        ("qweight", "wscales", "wtscale", "wcscales", "wzeros"), ()
+    )
     reads_as: ClassVar[Mapping[str, str]] = {"nvfp4_one_level": "nvfp4_nunchaku"}
     # smooth_orig is read by nobody; wtscale and wcscales are 16-bit in some files.
     origin_parts: ClassVar[tuple[str, ...]] = (
@@ -289,7 +292,10 @@ def read_precision_of(metadata: Mapping[str, str]) -> str | None:
     text = metadata.get("quantization_config")
     if text is None:
         return None
-    config = json.loads(text)
+    try:
+        config = json.loads(text)
+    except RecursionError:
+        raise ValueError("JSON nested too deeply") from None
     if not isinstance(config, dict) or config.get("method") != "svdquant":
         return None
     weight = config.get("weight")

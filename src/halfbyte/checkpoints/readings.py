@@ -65,7 +65,7 @@ def list_readings(source: TensorSource) -> FileReadings:
     for name, claim in claims.items():
         problem = None
         try:
-            list_passthrough(source, claim.layers)
+            list_passthrough(source, claim.layers, FAMILIES[name])
         except CheckpointError as error:
             problem = str(error)
         is_candidate = name in candidates

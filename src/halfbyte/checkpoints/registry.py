@@ -120,7 +120,7 @@ def recognise(
         else:
             chosen = _choose(source.path, claims)
     claim = claims[chosen.name]
-    passthrough = list_passthrough(source, claim.layers)
+    passthrough = list_passthrough(source, claim.layers, chosen)
     return Recognised(chosen, claim.layers, passthrough, evidence or claim.evidence)
 
 
@@ -153,8 +153,15 @@ def describe_claims(claims: Mapping[str, Claim]) -> str:
     )
 
 
-def list_passthrough(source: TensorSource, layers: Mapping[str, LayerPlan]) -> tuple[str, ...]:
-    """Return the tensors of no layer; CheckpointError for a layer's left-over tensor."""
+def list_passthrough(
+    source: TensorSource, layers: Mapping[str, LayerPlan], family: Family
+) -> tuple[str, ...]:
+    """Return the tensors of no layer.
+
+    Raises:
+        CheckpointError: a left-over tensor of a layer, or what is left of a layer of `family` that
+            lacks a tensor or has one of another dtype.
+    """
     used = {tensor for plan in layers.values() for tensor in plan.tensors.values()}
     others = [name for name in source.specs if name not in used]
     for name in others:
@@ -166,7 +173,27 @@ def list_passthrough(source: TensorSource, layers: Mapping[str, LayerPlan]) -> t
                 f"quantized layer {quoted(layer)} is not understood, and might change its values; "
                 "remove it, or name another family with " + FROM_FLAG
             )
+    _check_marks(source, others, family)
     return tuple(others)
+
+
+def _check_marks(source: TensorSource, others: list[str], family: Family) -> None:
+    for name in others:
+        layer, _, part = name.rpartition(".")
+        spec = source.specs[name]
+        words = family.marks.get(part)
+        if words is not None and (not words or spec.dtype.name in words):
+            beside = {
+                other.rpartition(".")[2]: source.specs[other].dtype.name
+                for other in others
+                if other.rpartition(".")[0] == layer
+            }
+            raise CheckpointError(
+                f"{source.path}: tensor {quoted(name)} ({spec.dtype.name} {list(spec.shape)}) is "
+                f"part of a quantized layer, but {quoted(beside)} is no whole layer of "
+                f"{family.name}: a tensor is missing, or has another name or dtype; export the "
+                "layer again"
+            )
 
 
 def find_owner(name: str, layers: Mapping[str, LayerPlan]) -> str | None:

@@ -63,6 +63,9 @@ class SvdquantKernels(Family):
     """Operand files, wcscales as in the reference of svdquant-kernels."""
 
     name: ClassVar[str] = "svdquant-kernels"
+    marks: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(
+        ("wgt", "wscales", "wcscales"), ()
+    )
     title: ClassVar[str] = "svdquant-kernels operands"
     reads_as: ClassVar[Mapping[str, str]] = {"nvfp4_nunchaku": "nvfp4_one_level"}
     reach: ClassVar[str] = ALL

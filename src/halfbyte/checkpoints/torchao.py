@@ -42,6 +42,7 @@ from halfbyte.formats.scale_layout import pack_scales, padded_scale_shape, unpac
 CLASSES: Final = ("NVFP4Tensor", "MXTensor")
 NAMES_KEY: Final = "tensor_names"
 _JSON: Final = "json"
+_DATA_ENDING: Final = "._weight_qdata"
 _DTYPES: Final = {
     "qdata": ("U8",),
     "scale": ("F8_E4M3", "F8_E8M0"),
@@ -69,6 +70,16 @@ class TorchAO(Family):
         for name, description in read_descriptions(source).items():
             plan = _plan_layer(source, name, description)
             layers[plan.name] = plan
+        used = {tensor for plan in layers.values() for tensor in plan.tensors.values()}
+        for name in source.specs:
+            if name.endswith(_DATA_ENDING) and name not in used:
+                stated = _DATA_ENDING.removesuffix("_qdata").removeprefix(".")
+                _fail(
+                    source,
+                    name,
+                    f"no description of its tensor ({stated} of its layer) in {NAMES_KEY}",
+                    "torchao's metadata as it was saved",
+                )
         if not layers:
             return NO_CLAIM
         return Claim(layers, True, "torchao's NVFP4Tensor or MXTensor in the metadata")

@@ -248,7 +248,8 @@ def read_layer_records(shard: SafetensorsFile) -> dict[str, LayerRecord]:
             f"{shard.path}: got halfbyte format version {quoted(version)}, this version of "
             f"halfbyte reads {FORMAT_VERSION!r}; update halfbyte"
         )
-    table: Any = read_strict_json(shard.path, shard.metadata.get(LAYERS_KEY, "").encode())
+    text = shard.metadata.get(LAYERS_KEY, "")
+    table: Any = read_strict_json(f"{shard.path}: metadata {LAYERS_KEY}", text.encode())
     if not isinstance(table, dict):
         raise CheckpointError(f"{shard.path}: {LAYERS_KEY} is no JSON object; write the file again")
     return {

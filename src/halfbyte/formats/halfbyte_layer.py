@@ -42,6 +42,11 @@ MAX_WEIGHT_MAGNITUDE = 65504.0
 MIN_WEIGHT_MAGNITUDE = 2.0**-40  # of a tensor that is not all zero; the same mistake, other way
 
 # The byte of the largest finite positive number of each byte-wide scale.
+# Of x, whose calibrated scale is its largest number / 2688. Real activations pass float16's range
+# in a few models only; a scale stored as its reciprocal says more than this for every x below 27.
+MAX_ACTIVATION_MAGNITUDE = 2.0**18
+NVFP4_RANGE = 6 * 448.0  # largest E2M1 times largest E4M3
+
 _LAST_SOUND_BYTES = {torch.float8_e4m3fn: 0x7E, torch.float8_e8m0fnu: 0xFE}
 _PAYLOAD_DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
@@ -213,6 +218,7 @@ def check_linear_values(where: str, linear: QuantizedLinear) -> None:
                 _fail(f"{where}.{part}", f"{float(value.float().min())}", "positive numbers")
     _check_codes(where, weight)
     _check_magnitude(where, weight)
+    _check_activation_magnitude(where, linear)
 
 
 def _check_codes(where: str, weight: BlockScaledTensor) -> None:
@@ -246,6 +252,20 @@ def _check_magnitude(where: str, weight: BlockScaledTensor) -> None:
             f"scales that let the weight reach {largest:.3g}",
             f"{MIN_WEIGHT_MAGNITUDE:.3g} to {MAX_WEIGHT_MAGNITUDE:g}; the global scale multiplies "
             "here, a file that stores its reciprocal must be converted",
+        )
+
+
+def _check_activation_magnitude(where: str, linear: QuantizedLinear) -> None:
+    scale = linear.activation_global_scale
+    if scale is None or linear.activation is None:
+        return
+    largest = float(scale) * NVFP4_RANGE
+    if not MIN_WEIGHT_MAGNITUDE <= largest <= MAX_ACTIVATION_MAGNITUDE:
+        _fail(
+            f"{where}.activation_global_scale",
+            f"a scale that lets x reach {largest:.3g}",
+            f"{MIN_WEIGHT_MAGNITUDE:.3g} to {MAX_ACTIVATION_MAGNITUDE:g}; it multiplies here, a "
+            "file that stores its reciprocal must be converted",
         )
 
 

@@ -243,7 +243,7 @@ def parse_header(path: Path, text: bytes, file_bytes: int) -> SafetensorsHeader:
     )
 
 
-def read_strict_json(path: Path, text: bytes) -> Any:
+def read_strict_json(path: Path | str, text: bytes) -> Any:
     """Return the JSON value in `text`; duplicate keys, NaN and bad UTF-8 are CheckpointErrors."""
 
     def refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -348,7 +348,7 @@ def _check_name(name: str, where: object) -> None:
         ) from None
 
 
-def _fail(path: Path, came: str, wanted: str, tensor: str | None = None) -> NoReturn:
+def _fail(path: Path | str, came: str, wanted: str, tensor: str | None = None) -> NoReturn:
     place = f"{path}: tensor {quoted(tensor)}" if tensor is not None else f"{path}"
     raise CheckpointError(
         f"{place}: got {came}, wanted {wanted}; the file is corrupt or no safetensors file, "
