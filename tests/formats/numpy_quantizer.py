@@ -130,8 +130,10 @@ def search_mx(x: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
     return search(blocks, candidates, quantize)
 
 
-def search_integer(x: np.ndarray, largest: int, is_signed: bool) -> tuple[np.ndarray, np.ndarray]:
-    blocks = split(x, 64)
+def search_integer(
+    x: np.ndarray, largest: int, is_signed: bool, size: int = 64
+) -> tuple[np.ndarray, np.ndarray]:
+    blocks = split(x, size)
     amax = (np.abs(blocks) if is_signed else np.maximum(blocks, 0)).max(-1)
     least = -largest - 1 if is_signed else 0
     candidates = []

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from halfbyte.formats.block_counts import BlockCounts
-from halfbyte.formats.block_format import FORMATS
+from halfbyte.formats.block_format import FORMATS, get_format
 from halfbyte.formats.quantize import decode_codes, dequantize, quantize, quantize_with_counts
 from tests.formats import numpy_quantizer
 from tests.formats.test_quantize import assert_bytes, make_values
@@ -35,10 +35,13 @@ def test_mx_follows_the_stated_rule(implementation: str, name: str) -> None:
     assert_bytes(t, *numpy_quantizer.search_mx(x.numpy(), name))
 
 
-@pytest.mark.parametrize("name", ["int4", "uint4"])
+@pytest.mark.parametrize("name", ["int4", "uint4", "int4_block32", "uint4_block32"])
 def test_integers_follow_the_stated_rule(implementation: str, name: str) -> None:
     x = make_values(64, 192, 3)
-    wanted = numpy_quantizer.search_integer(x.numpy(), 7 if name == "int4" else 15, name == "int4")
+    is_signed = name.startswith("int4")
+    wanted = numpy_quantizer.search_integer(
+        x.numpy(), 7 if is_signed else 15, is_signed, get_format(name).block_size
+    )
     t = quantize(x, name, scale_search="optimal")
     assert_bytes(t, *wanted)
 

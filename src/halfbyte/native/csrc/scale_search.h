@@ -145,15 +145,25 @@ inline void search_e8m0(const float* x, I16 amax, bool is_safe, Best* best) {
   }
 }
 
-template <int32_t element>
+template <int32_t element, int n>
 inline void search_float(const QuantizeJob& job, const float* x, I16 amax, bool is_safe,
                          Best* best) {
-  best->error = block_error<element, 64>(x, best->divisor, is_safe);
+  best->error = block_error<element, n>(x, best->divisor, is_safe);
   for (int numerator = 33; numerator <= 48; ++numerator) {
     const float top = element_max(job) * ((float)numerator / 32.0f);  // exact
     F16 divisor;
     const I16 stored = round_float_scale(job, div(floats_of_bits(amax), splat(top)), &divisor);
-    take_better(best, stored, divisor, block_error<element, 64>(x, divisor, is_safe), amax);
+    take_better(best, stored, divisor, block_error<element, n>(x, divisor, is_safe), amax);
+  }
+}
+
+template <int n>
+inline void search_integers(const QuantizeJob& job, const float* x, I16 amax, bool is_safe,
+                            Best* best) {
+  if (job.element == kInt4) {
+    search_float<kInt4, n>(job, x, amax, is_safe, best);
+  } else {
+    search_float<kUint4, n>(job, x, amax, is_safe, best);
   }
 }
 
@@ -177,10 +187,10 @@ inline void search_scales(const QuantizeJob& job, const float* values, const int
     search_e4m3(job, x, amax, is_safe, &best);
   } else if (job.scale_rule == kE8M0Scale) {
     search_e8m0(x, amax, is_safe, &best);
-  } else if (job.element == kInt4) {
-    search_float<kInt4>(job, x, amax, is_safe, &best);
+  } else if (job.block_size == 32) {
+    search_integers<32>(job, x, amax, is_safe, &best);
   } else {
-    search_float<kUint4>(job, x, amax, is_safe, &best);
+    search_integers<64>(job, x, amax, is_safe, &best);
   }
   store_i32(scales->stored, best.stored);
   store_f32(scales->divisor, best.divisor);
