@@ -17,6 +17,8 @@ from tests.checkpoints.mutations import MUTATIONS, Mutation, Needles, mutation
 
 # ---- configurations ----
 
+AMBIGUOUS = "could be read as"  # what an error says of a file whose configuration is gone
+
 
 def list_documents(file: RawFile) -> list[tuple[str, str, Any]]:
     """Return (kind, name, value) of every JSON document of a file, configurations and metadata."""
@@ -79,7 +81,7 @@ def _(file: RawFile, draw: random.Random) -> Needles | None:
         return None
     store_document(file, kind, name, json.dumps(value))
     file.name += f" <{name}: {'.'.join(map(str, leaf))} {old!r} -> {target[leaf[-1]]!r}>"
-    return (name, *(str(key) for key in leaf if isinstance(key, str)), *file.layers)
+    return (name, *(str(key) for key in leaf if isinstance(key, str)), *file.layers, AMBIGUOUS)
 
 
 @mutation("config: one key gone")
@@ -95,7 +97,7 @@ def _(file: RawFile, draw: random.Random) -> Needles | None:
     del target[leaf[-1]]
     store_document(file, kind, name, json.dumps(value))
     file.name += f" <{name}: {'.'.join(map(str, leaf))} gone>"
-    return (name, *(str(key) for key in leaf if isinstance(key, str)), *file.layers)
+    return (name, *(str(key) for key in leaf if isinstance(key, str)), *file.layers, AMBIGUOUS)
 
 
 @mutation("config: another document")
@@ -112,7 +114,7 @@ def _(file: RawFile, draw: random.Random) -> Needles | None:
         return None
     store_document(file, kind, name, text)
     file.name += f" <{name} = {text[:20]!r}>"
-    return (name, *file.layers)
+    return (name, *file.layers, AMBIGUOUS)
 
 
 # ---- other containers ----
@@ -195,7 +197,7 @@ def _(file: RawFile, draw: random.Random) -> Needles | None:
     file.files[name] = draw.choice(
         [save_bytes(value), pickle.dumps({"x": Payload()}), pickle.dumps(Payload(), 0)]
     )
-    return (name, ".pt")
+    return (name, ".pt", *file.layers)
 
 
 @mutation("pickle: a byte of it")
@@ -216,7 +218,7 @@ def _(file: RawFile, draw: random.Random) -> Needles | None:
                 data[draw.choice(opcodes)] = draw.randrange(256)
             changed.writestr(info.filename, bytes(data))
     file.files[name] = out.getvalue()
-    return (name, ".pt")
+    return (name, ".pt", *file.layers)
 
 
 @mutation("archive: a byte of its directory")
@@ -229,7 +231,7 @@ def _(file: RawFile, draw: random.Random) -> Needles | None:
     place = data.rindex(b"PK\x01\x02")
     data[draw.randrange(place, len(data))] ^= 1 << draw.randrange(8)
     file.files[name] = bytes(data)
-    return (name, ".pt")
+    return (name, ".pt", *file.layers)
 
 
 @mutation("dump: a tensor changed")

@@ -68,6 +68,11 @@ class ComfyUI(Family):
 
     name: ClassVar[str] = "comfyui"
     title: ClassVar[str] = "ComfyUI NVFP4"
+    marks: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "weight": ("U8",),
+        "weight_scale": ("F8_E4M3",),
+        "weight_scale_2": (),
+    }
     # The reciprocal is rounded, scalars are [] or [1], and input_scale may stand there unused.
     origin_parts: ClassVar[tuple[str, ...]] = ("weight_scale_2", "input_scale", "pre_quant_scale")
 

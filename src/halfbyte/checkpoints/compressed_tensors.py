@@ -59,9 +59,10 @@ class CompressedTensors(Family):
 
     name: ClassVar[str] = "compressed-tensors"
     title: ClassVar[str] = "compressed-tensors NVFP4, MXFP4"
-    marks: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(
-        ("weight_packed", "weight_global_scale", "input_global_scale"), ()
-    )
+    marks: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **dict.fromkeys(("weight_packed", "weight_global_scale", "input_global_scale"), ()),
+        "weight_scale": ("U8", "F8_E8M0", "F8_E4M3"),
+    }
     origin_parts: ClassVar[tuple[str, ...]] = ("weight_global_scale", "input_global_scale")
 
     def claim(self, source: TensorSource) -> Claim:

@@ -15,7 +15,7 @@ Source: mit-han-lab/deepcompressor 69f3473, backend/nunchaku/convert.py and util
 app/diffusion/ptq.py, nn/patch/lowrank.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Final, NoReturn, Self
 import torch
 
 from halfbyte.checkpoints.family import NO_CLAIM, Claim, Facts, Family, LayerPlan, Parts
+from halfbyte.checkpoints.nunchaku import UNSIGNED_LAYERS
 from halfbyte.checkpoints.nunchaku_awq import find_splits
 from halfbyte.checkpoints.scalar_parts import as_scalar
 from halfbyte.checkpoints.tensor_source import TensorSource, get_spec
@@ -145,7 +146,12 @@ class DeepCompressor(Family):
         down = up = None
         if ("branch_a" in parts) != ("branch_b" in parts):
             raise FormatError("a.weight and b.weight of the branch come together: one is missing")
+        columns = parts["weight"].shape[1]
+        for name, sizes in (("smooth", [columns]), ("branch_a", [None, columns])):
+            if name in parts:
+                _check_shape(name, parts[name], sizes)
         if "branch_a" in parts:
+            _check_shape("branch_b", parts["branch_b"], [None, parts["branch_a"].shape[0]])
             down = parts["branch_a"].float()
             down = down if smooth is None else down / smooth.float()
             up = parts["branch_b"][int(facts["first_row"]) :][: packed.shape[0]].float()
@@ -190,6 +196,15 @@ class DeepCompressor(Family):
                 "the quantized model and its scales of one run"
             )
         return None
+
+
+def _check_shape(name: str, part: torch.Tensor, sizes: Sequence[int | None]) -> None:
+    shape = list(part.shape)
+    if len(shape) != len(sizes) or any(
+        size not in (None, own) for size, own in zip(sizes, shape, strict=True)
+    ):
+        wanted = ["any" if size is None else size for size in sizes]
+        raise FormatError(f"{name}: shape {shape}, wanted {wanted}")
 
 
 def find_grid(parts: Parts) -> tuple[torch.Tensor, torch.Tensor]:
@@ -274,6 +289,10 @@ def _plan_layer(source: TensorSource, layer: str) -> LayerPlan:
     before = [f"{block}{name}.weight" for name in shares]
     rows = [source.specs[name].shape[0] for name in before if name in source.specs]
     kind = "nvfp4" if "scale_1" in tensors else "int4"
+    wrapped = layer.removesuffix(".linear")
+    is_shifted = kind == "int4" and wrapped != layer and UNSIGNED_LAYERS.match(wrapped) is not None
+    if is_shifted and "shift" not in tensors:
+        _fail(source, f"{wrapped}.shift", "no such tensor", "the shift of x behind a GELU")
     is_weight_only = find_splits(layer) > 1
     activation = "nvfp4_nunchaku" if kind == "nvfp4" else "int4"
     activation = "uint4_shifted" if "shift" in tensors else activation

@@ -217,7 +217,7 @@ def decode_parts(family: Family, where: str, parts: Parts, facts: Facts) -> Quan
         return family.decode(parts, facts)
     except CheckpointError as error:
         raise CheckpointError(f"{where}: {error}") from error
-    except FormatError as error:
+    except (FormatError, RuntimeError) as error:  # the latter: torch's, of shapes
         shapes = {name: f"{part.dtype} {list(part.shape)}" for name, part in parts.items()}
         raise CheckpointError(
             f"{where}: {error}; as {family.name} it holds {quoted(shapes)}"

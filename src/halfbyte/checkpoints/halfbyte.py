@@ -38,6 +38,9 @@ class Halfbyte(Family):
 
     name: ClassVar[str] = "halfbyte"
     title: ClassVar[str] = "halfbyte"
+    marks: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(
+        ("weight_codes", "weight_block_scale"), ()
+    )
     lists_layers: ClassVar[bool] = True
     keeps_origins: ClassVar[bool] = True
 

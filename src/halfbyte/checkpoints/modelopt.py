@@ -80,6 +80,10 @@ class ModelOpt(Family):
         smooth = lora_down = lora_up = None
         scale = parts.get("pre_quant_scale")
         if scale is not None:
+            if tuple(scale.shape) != (2 * weight.shape[1],):
+                raise FormatError(
+                    f"pre_quant_scale: shape {list(scale.shape)}, wanted [{2 * weight.shape[1]}]"
+                )
             smooth = scale.float().reciprocal()
         if ("svdquant_lora_a" in parts) != ("svdquant_lora_b" in parts):
             raise FormatError("svdquant_lora_a and svdquant_lora_b come together: one is missing")

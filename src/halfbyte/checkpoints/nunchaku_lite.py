@@ -82,6 +82,9 @@ class NunchakuLite(Family):
 
     name: ClassVar[str] = METHOD
     title: ClassVar[str] = "diffusers nunchaku_lite"
+    marks: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(
+        ("qweight", "wscales", "wtscale", "wcscales", "smooth_factor"), ()
+    )
     rounding: ClassVar[float] = BFLOAT16_ROUNDING
     reads_as: ClassVar[Mapping[str, str]] = _NUNCHAKU.reads_as
 

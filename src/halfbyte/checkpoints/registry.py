@@ -181,7 +181,7 @@ def _check_marks(source: TensorSource, others: list[str], family: Family) -> Non
     for name in others:
         layer, _, part = name.rpartition(".")
         spec = source.specs[name]
-        words = family.marks.get(part)
+        words = family.marks.get(part.lower())
         if words is not None and (not words or spec.dtype.name in words):
             beside = {
                 other.rpartition(".")[2]: source.specs[other].dtype.name

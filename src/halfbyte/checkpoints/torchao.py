@@ -337,6 +337,10 @@ def _check_settings(source: TensorSource, name: str, description: Mapping[str, A
     settings = kwargs.get("_data") if isinstance(kwargs, dict) else None
     if not isinstance(settings, dict) or kwargs.get("_type") != wanted:
         _fail(source, name, f"act_quant_kwargs {quoted(kwargs)}", f"null or {wanted}")
+    if type(settings.get("use_dynamic_per_tensor_scale", False)) is not bool:
+        _fail(
+            source, name, f"activations {quoted(settings)}", "use_dynamic_per_tensor_scale a bool"
+        )
     if settings.get("block_size", block_size) != block_size or (
         is_mx and not _is_fp4(settings.get("elem_dtype"))
     ):

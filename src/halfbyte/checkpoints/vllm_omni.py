@@ -93,6 +93,9 @@ class VllmOmni(Family):
 
     name: ClassVar[str] = "vllm-omni"
     title: ClassVar[str] = "vllm-omni svdquant"
+    marks: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(
+        ("qweight", "wscales", "wtscale", "wcscales", "smooth_factor"), ()
+    )
     rounding: ClassVar[float] = BFLOAT16_ROUNDING
     reads_as: ClassVar[Mapping[str, str]] = {"nvfp4_nunchaku": "nvfp4_one_level"}
     vectors: ClassVar[str] = PLAIN
