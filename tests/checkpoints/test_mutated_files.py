@@ -162,8 +162,10 @@ def find_reason(case: Case, reading: Reading, parts: set[str]) -> str | None:
         return "the mark alone tells ComfyUI's layer from ModelOpt's"
     if kind in ("tensor: missing", "tensor: renamed") and OPTIONAL.search(case.needles[0]):
         return "an optional part is missing; a tensor of another layer's name is not the layer's"
-    if kind.startswith("config: one") and parts == {"activation"}:
+    if kind.startswith("config: ") and parts == {"activation"}:
         return "the description alone says how x is quantized"
+    if kind == "config: one value" and "orig_shape" in name:
+        return "the mark alone says how much of a padded weight is the layer's"
     if kind == "block: negative" and "INT4 in blocks of 32" in name:
         return "scales of this format have signs"
     if kind == "global: reciprocal" and "independent" in name:

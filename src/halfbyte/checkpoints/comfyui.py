@@ -34,6 +34,7 @@ from halfbyte.checkpoints.family import (
 )
 from halfbyte.checkpoints.layer_keys import KeySet
 from halfbyte.checkpoints.scalar_parts import as_scalar
+from halfbyte.checkpoints.scale_padding import find_used_padding
 from halfbyte.checkpoints.tensor_source import TensorSource
 from halfbyte.errors import CheckpointError, FormatError
 from halfbyte.formats.activation import get_activation_format
@@ -121,6 +122,14 @@ class ComfyUI(Family):
             smooth=None if pre_quant_scale is None else pre_quant_scale.float().reciprocal(),
             bias=parts.get("bias"),
         )
+
+    def find_bad_value(self, parts: Parts, facts: Facts) -> str | None:
+        """Return scales in the padding."""
+        weight = parts["weight"]
+        if weight.ndim != 2 or weight.shape[0] % MULTIPLE or 2 * weight.shape[1] % MULTIPLE:
+            return None  # decode names the shape
+        blocks = 2 * weight.shape[1] // MULTIPLE
+        return find_used_padding("weight_scale", parts["weight_scale"], weight.shape[0], blocks)
 
     def find_obstacle(self, linear: QuantizedLinear) -> str | None:
         """Return why ComfyUI's keys cannot hold a layer."""

@@ -29,6 +29,7 @@ from halfbyte.checkpoints.family import (
     Parts,
     SideContent,
 )
+from halfbyte.checkpoints.scale_padding import find_used_padding
 from halfbyte.checkpoints.tensor_source import TensorSource
 from halfbyte.errors import CheckpointError, FormatError
 from halfbyte.formats.activation import get_activation_format
@@ -113,6 +114,14 @@ class TorchAO(Family):
             activation_global_scale=parts["act_per_tensor_scale"] if is_static else None,
             bias=parts.get("bias"),
         )
+
+    def find_bad_value(self, parts: Parts, facts: Facts) -> str | None:
+        """Return scales in the padding of swizzled ones."""
+        data, scales = parts["qdata"], parts["scale"]
+        if data.ndim != 2 or not json.loads(facts[_JSON])["_data"].get("is_swizzled_scales"):
+            return None
+        block_size = 32 if scales.dtype == torch.float8_e8m0fnu else 16
+        return find_used_padding("scale", scales, data.shape[0], 2 * data.shape[1] // block_size)
 
     def find_obstacle(self, linear: QuantizedLinear) -> str | None:
         """Return why torchao's tensors cannot hold a layer."""
