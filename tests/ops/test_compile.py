@@ -98,3 +98,11 @@ def test_inductor_runs_two_layers_with_a_pointwise_between() -> None:
         x = make_input(m, 100)
         torch._dynamo.mark_dynamic(x, 0)
         assert torch.equal(compiled(x), model(x))
+
+
+@pytest.mark.parametrize("pair", FORMAT_PAIRS, ids=pair_id)
+def test_a_module_without_optional_parts_exports(pair: tuple[str, str | None]) -> None:
+    module = W4A4Linear(make_linear(LinearShape(24, 96, 0, parts=False), pair)).eval()
+    x = make_input(3, 96)
+    program = torch.export.export(module, (x,), strict=False)
+    assert torch.equal(program.module()(x), module(x))

@@ -98,17 +98,18 @@ class W4A4Linear(nn.Module):
         _check_smooth(record.smooth)
         normal = make_linear(list_parts(record), self.spec)  # empty parts become absent ones
         self.rank = normal.rank
-        parts = list_parts(normal)
-        for index, (name, part) in enumerate(zip(PART_NAMES, parts, strict=True)):
+        parts = dict(zip(PART_NAMES, list_parts(normal), strict=True))
+        kept = [name for name in PART_NAMES if name in PART_NAMES[:2] or is_present(parts[name])]
+        for name in kept:
             # A copy: loading a state writes in place, and q, k, v records share tensors.
-            is_kept = index < 2 or is_present(part)
-            owned = part.detach().contiguous().clone() if is_kept else None
-            self.register_buffer(name, owned)
-        self.register_buffer("adapted_down", None, persistent=False)
-        self.register_buffer("adapted_up", None, persistent=False)
+            self.register_buffer(name, parts[name].detach().contiguous().clone())
         # What stands for a part that is None; a buffer, so that it moves with the module.
         absent = torch.empty(0, device=record.weight.data.device)
         self.register_buffer("_absent", absent, persistent=False)
+        # Last: torch.export of a module counts buffers that are None and does not pass them.
+        for name in (*PART_NAMES, "adapted_down", "adapted_up"):
+            if name not in kept:
+                self.register_buffer(name, None, persistent=name in PART_NAMES)
 
     @classmethod
     def from_linear(
