@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from halfbyte.checkpoints.carried_files import QUANTIZATION_KEYS, choose_files, read_stamps
-from halfbyte.checkpoints.family import Family, Layer, Parts, SideContent, read_layer, write_layer
+from halfbyte.checkpoints.family import Family, Layer, Parts, SideContent, write_layer
+from halfbyte.checkpoints.layer_changes import LayerReader
 from halfbyte.checkpoints.registry import Recognised, list_reading_metadata
 from halfbyte.checkpoints.tensor_source import MetaSource, SafetensorsSource, TensorSource
 from halfbyte.errors import CheckpointError, FormatError, UsageError
@@ -93,7 +94,7 @@ class ConversionPlan:
         specs = [spec for layer in unit.layers for spec in self.layers[layer].tensors.values()]
         return [*(spec.name for spec in specs), *unit.copies]
 
-    def make_fingerprint(self, source_family: str) -> str:
+    def make_fingerprint(self, reader: LayerReader) -> str:
         """Return what two runs have in common that may continue each other, as JSON."""
         hasher = hashlib.sha256()
         for file in self.files:
@@ -101,25 +102,27 @@ class ConversionPlan:
         for name, data in sorted(self.side_files.items()):
             hasher.update(f"{name}\0".encode() + data)
         stamps = sorted((path.name, *stamp) for path, stamp in self.stamps.items())
-        settings = {"from": source_family, "to": self.target.name, "stamps": stamps}
+        settings = {"from": reader.found.family.name, "to": self.target.name, "stamps": stamps}
+        if reader.is_changing:
+            settings["merged"] = reader.changes.fingerprint
         return json.dumps({**settings, "headers": hasher.hexdigest()}, sort_keys=True)
 
 
-def plan_conversion(
-    source: TensorSource, found: Recognised, target: Family, place: Path
-) -> ConversionPlan:
-    """Return the plan of writing `source` as `target` at `place`.
+def plan_conversion(source: TensorSource, reader: LayerReader, place: Path) -> ConversionPlan:
+    """Return the plan of writing `source`, as `reader` reads it, at `place`.
 
     Raises:
         UsageError: a place that cannot hold what the family writes.
         CheckpointError: a layer that the family cannot hold, or a tensor name that is taken twice.
     """
+    found, target = reader.found, reader.target
     if not target.can_write or target.container not in LAYOUTS:
         raise UsageError(f"{target.name} is read, not written; choose another --to")
     check_suffix(target, place)
     is_own = found.family.name == target.name
-    layers = plan_layers(source, found, target)
-    content = target.make_side_content(layers, hide_records(source))
+    layers = plan_layers(source, reader)
+    view = hide_records(source, reader.is_changing)
+    content = target.make_side_content(layers, view)
     is_directory = decide_directory(source, place, content)
     shards = dict.fromkeys(source.specs, DEFAULT_SHARD if is_directory else place.name)
     if is_directory and isinstance(source, SafetensorsSource) and source.checkpoint.is_directory:
@@ -131,7 +134,7 @@ def plan_conversion(
         )
         for name, layer in layers.items()
     }
-    files = _lay_out(source, found, planned, shards, (target, layers))
+    files = _lay_out(source, found, planned, shards, (reader, layers))
     carried = choose_files(source, content, keeps_all=is_own or target.keeps_origins)
     return ConversionPlan(
         target=target,
@@ -143,18 +146,22 @@ def plan_conversion(
         side_files=carried.made if is_directory else {},
         copied_files=carried.copied if is_directory else (),
         not_copied=carried.left if is_directory else (),
-        stamps=read_stamps(source, carried.copied if is_directory else ()),
+        stamps={
+            **read_stamps(source, carried.copied if is_directory else ()),
+            **reader.changes.stamps,
+        },
     )
 
 
-def plan_layers(source: TensorSource, found: Recognised, target: Family) -> dict[str, Layer]:
+def plan_layers(source: TensorSource, reader: LayerReader) -> dict[str, Layer]:
     """Return every layer without values; CheckpointError names those that `target` cannot hold."""
+    target = reader.target
     meta = MetaSource(source)
     layers: dict[str, Layer] = {}
     obstacles: dict[str, str] = {}
-    for name, plan in found.layers.items():
-        layer = read_layer(found.family, meta, plan)
-        problem = find_obstacle(target, layer)
+    for name in reader.found.layers:
+        layer = reader.read(meta, name)
+        problem = find_obstacle(target, layer, reader.is_changing)
         if problem is not None:
             obstacles[name] = problem
         layers[name] = layer
@@ -168,9 +175,9 @@ def plan_layers(source: TensorSource, found: Recognised, target: Family) -> dict
     return layers
 
 
-def find_obstacle(target: Family, layer: Layer) -> str | None:
-    """Return why `target` cannot hold a layer; its own layers always fit."""
-    if layer.origin is not None and layer.origin.family == target.name:
+def find_obstacle(target: Family, layer: Layer, is_changed: bool = False) -> str | None:
+    """Return why `target` cannot hold a layer; its own layers always fit, unless changed."""
+    if not is_changed and layer.origin is not None and layer.origin.family == target.name:
         return None
     try:
         problem = target.find_obstacle(layer.linear)
@@ -193,10 +200,14 @@ def decide_directory(source: TensorSource, place: Path, content: SideContent) ->
     return not is_file and (bool(content.files) or source.path.is_dir() or place.is_dir())
 
 
-def hide_records(source: TensorSource) -> TensorSource:
-    """Return `source` without tensors' values and without what our own format says of layers."""
+def hide_records(source: TensorSource, is_changed: bool = False) -> TensorSource:
+    """Return `source` without tensors' values and without what our own format says of layers.
+
+    Of layers that are changed on the way, what other formats say (their rank) is hidden too.
+    """
+    hidden = (*RESERVED_KEYS, *QUANTIZATION_KEYS) if is_changed else RESERVED_KEYS
     view = MetaSource(source)
-    view.metadata = {k: v for k, v in source.metadata.items() if k not in RESERVED_KEYS}
+    view.metadata = {k: v for k, v in source.metadata.items() if k not in hidden}
     return view
 
 
@@ -228,9 +239,10 @@ def _lay_out(
     found: Recognised,
     planned: Mapping[str, PlannedLayer],
     shards: Mapping[str, str],
-    writing: tuple[Family, Mapping[str, Layer]],
+    writing: tuple[LayerReader, Mapping[str, Layer]],
 ) -> tuple[OutputFile, ...]:
-    target, layers = writing
+    reader, layers = writing
+    target = reader.target
     specs: dict[str, dict[str, TensorSpec]] = {}
     owners: dict[str, str] = {}
 
@@ -247,23 +259,27 @@ def _lay_out(
             add(spec, layer.shard, f"part {part!r} of layer {quoted(name)}")
     for name in found.passthrough:
         add(source.specs[name], shards[name], f"tensor {quoted(name)}")
-    kept = _keep_metadata(source, found.family, target)
+    kept = _keep_metadata(source, reader)
+    view = hide_records(source, reader.is_changing)
     files = []
     for shard, held in sorted(specs.items()):
         here = {name: layer for name, layer in layers.items() if planned[name].shard == shard}
         listed = here if target.lists_layers else layers
-        own = target.make_side_content(listed, hide_records(source)).metadata
+        own = target.make_side_content(listed, view).metadata
         layout, prefix = LAYOUTS[target.container](held.values(), {**kept, **own})
         files.append(OutputFile(shard, layout, prefix))
     return tuple(files)
 
 
-def _keep_metadata(source: TensorSource, origin: Family, target: Family) -> dict[str, str]:
+def _keep_metadata(source: TensorSource, reader: LayerReader) -> dict[str, str]:
     """Return what else the source's header says; not how another family's tensors are read.
 
     Our own format keeps everything, for the way back.
     """
+    origin, target = reader.found.family, reader.target
     dropped: tuple[str, ...] = RESERVED_KEYS
+    if reader.is_changing:
+        dropped = (*RESERVED_KEYS, *QUANTIZATION_KEYS)
     if target.name != origin.name and not target.keeps_origins:
         dropped = (*RESERVED_KEYS, *QUANTIZATION_KEYS, *list_reading_metadata(source))
     return {key: value for key, value in source.metadata.items() if key not in dropped}

@@ -17,12 +17,13 @@ from halfbyte.checkpoints.conversion_plan import (
     plan_conversion,
 )
 from halfbyte.checkpoints.family import Family
+from halfbyte.checkpoints.layer_changes import BindChanges, LayerReader, bind_changes
 from halfbyte.checkpoints.open_source import OpenSources
 from halfbyte.checkpoints.registry import Recognised, get_family, recognise
 from halfbyte.checkpoints.tensor_source import TensorSource, iter_tensor_bytes
 from halfbyte.checkpoints.unit_converter import ConvertJob, UnitConverter
 from halfbyte.checkpoints.verify import LayerProof, Verification, verify_conversion
-from halfbyte.errors import CheckpointError, WorkerError
+from halfbyte.errors import CheckpointError, UsageError, WorkerError
 from halfbyte.formats.file_target import check_free_space, check_may_replace, check_target
 from halfbyte.formats.output_files import WorkUnit, encode_index, encode_report
 from halfbyte.formats.safetensors_header import quoted
@@ -77,6 +78,7 @@ class ConvertRequest:
         report: where the JSON report goes; None for beside the target.
         force: replace a target that holds something else.
         workers: processes that convert, None for this one alone.
+        merge: what changes the layers on the way (adapters), None for nothing; not with workers.
     """
 
     source: Path
@@ -88,6 +90,7 @@ class ConvertRequest:
     report: Path | None = None
     force: bool = False
     workers: WorkerSettings | None = None
+    merge: BindChanges | None = None
 
     @property
     def report_path(self) -> Path:
@@ -129,13 +132,15 @@ def convert_checkpoint(
     request = replace(request, source=Path(request.source), target=Path(request.target))
     target = get_family(request.to)
     check_target(request.source, request.target, request.report_path, may_become_directory=True)
+    _check_merge(request)
     check_workers(request.workers)
     with OpenSources() as sources:
         source = sources.open(request.source)
         original = None if request.original is None else sources.open(Path(request.original))
         found = recognise(source, request.origin, original)
-        plan = plan_conversion(source, found, target, request.target)
-        fingerprint = plan.make_fingerprint(found.family.name)
+        reader = bind_changes(source, found, target, request.merge)
+        plan = plan_conversion(source, reader, request.target)
+        fingerprint = plan.make_fingerprint(reader)
         tensors = {unit.name: plan.tensors_of(unit) for unit in plan.units}
         if is_output_of(request.target, plan.files, fingerprint, tensors):
             UnfinishedOutput.remove_leftovers(request.target)
@@ -151,7 +156,7 @@ def convert_checkpoint(
             start_workers(request.workers, note) as workers,
             UnfinishedOutput(request.target, plan.files, fingerprint) as output,
         ):
-            run = _Run(request, source, found, plan, on_event, workers)
+            run = _Run(request, source, reader, plan, on_event, workers)
             try:
                 return run.write(output)
             except WorkerError:
@@ -161,6 +166,14 @@ def convert_checkpoint(
                 raise
 
 
+def _check_merge(request: ConvertRequest) -> None:
+    if request.merge is not None and request.workers is not None:
+        raise UsageError(
+            "--merge and --workers are not combined: workers read the input alone; merge without "
+            "--workers, or convert first and merge into the output"
+        )
+
+
 class _Run:
     """One pass over the units of a plan."""
 
@@ -168,18 +181,19 @@ class _Run:
         self,
         request: ConvertRequest,
         source: TensorSource,
-        found: Recognised,
+        reader: LayerReader,
         plan: ConversionPlan,
         on_event: OnEvent,
         workers: RayWorkers | None,
     ) -> None:
         self.request = request
         self.source = source
-        self.found = found
+        self.reader = reader
+        self.found = reader.found
         self.plan = plan
         self.on_event = on_event
         self.workers = workers
-        self.converter = UnitConverter(source, found, plan.target)
+        self.converter = UnitConverter(source, reader)
 
     def write(self, output: UnfinishedOutput) -> ConvertResult:
         resumed = self._drop_damaged_units(output)
@@ -296,7 +310,7 @@ class _Run:
                 self._show("verify", done, text)
                 done += num_bytes
 
-            verification = verify_conversion((self.source, self.found), (written, again), advance)
+            verification = verify_conversion((self.source, self.reader), (written, again), advance)
             self._show("verify", done, "")
             return verification
 
@@ -329,6 +343,7 @@ class _Run:
             "from": self.found.family.name,
             "to": self.plan.target.name,
             "evidence": self.found.evidence,
+            "merged": list(self.reader.changes.described),
             "totals": {
                 "layers": len(layers),
                 "bytes_before": sum(entry["bytes_before"] for entry in layers),

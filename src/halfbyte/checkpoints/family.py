@@ -105,6 +105,8 @@ class Family(ABC):
         keeps_origins: whether a file holds what its layers were converted from.
         rounding: by how much, relative to it, the family's own dtypes may change a value.
         reads_as: activation formats that its files do not tell apart -> the one its readers take.
+        rank_step: ranks come in multiples of it; merged adapters are filled up with zeros.
+        has_one_rank: whether all W4A4 layers of a file have the same rank.
         marks: part names that quantized layers of the family alone have -> the dtype words that
             make them so, () for any; such a tensor of no layer is what is left of a damaged one.
     """
@@ -118,6 +120,8 @@ class Family(ABC):
     keeps_origins: ClassVar[bool] = False
     rounding: ClassVar[float] = 0.0
     reads_as: ClassVar[Mapping[str, str]] = {}
+    rank_step: ClassVar[int] = 1
+    has_one_rank: ClassVar[bool] = False
     marks: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     @abstractmethod

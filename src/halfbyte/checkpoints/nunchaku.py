@@ -88,6 +88,8 @@ class Nunchaku(Family):
         ("qweight", "wscales", "wtscale", "wcscales", "wzeros"), ()
     )
     reads_as: ClassVar[Mapping[str, str]] = {"nvfp4_one_level": "nvfp4_nunchaku"}
+    rank_step: ClassVar[int] = fragments.FRAGMENT
+    has_one_rank: ClassVar[bool] = True  # its models are built with the rank of the configuration
     # smooth_orig is read by nobody; wtscale and wcscales are 16-bit in some files.
     origin_parts: ClassVar[tuple[str, ...]] = (
         "smooth_factor_orig",

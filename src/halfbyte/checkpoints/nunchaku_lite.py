@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Final, NoReturn
 import torch
 
 from halfbyte.checkpoints import nunchaku_awq as awq
+from halfbyte.checkpoints import nunchaku_fragments as fragments
 from halfbyte.checkpoints.family import (
     NO_CLAIM,
     Claim,
@@ -86,6 +87,8 @@ class NunchakuLite(Family):
         ("qweight", "wscales", "wtscale", "wcscales", "smooth_factor"), ()
     )
     rounding: ClassVar[float] = BFLOAT16_ROUNDING
+    rank_step: ClassVar[int] = fragments.FRAGMENT
+    has_one_rank: ClassVar[bool] = True
     reads_as: ClassVar[Mapping[str, str]] = _NUNCHAKU.reads_as
 
     def claim(self, source: TensorSource) -> Claim:

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from halfbyte.checkpoints.family import Family, Layer, Parts, read_layer, write_layer
+from halfbyte.checkpoints.family import Layer, Parts, write_layer
+from halfbyte.checkpoints.layer_changes import LayerReader, bind_changes
 from halfbyte.checkpoints.open_source import open_source
-from halfbyte.checkpoints.registry import Recognised, get_family, recognise
+from halfbyte.checkpoints.registry import get_family, recognise
 from halfbyte.checkpoints.tensor_source import TensorSource, iter_tensor_bytes
 from halfbyte.errors import CheckpointError
 from halfbyte.formats.dtypes import FLOAT_DTYPES
@@ -39,17 +40,19 @@ class ConvertJob:
     def open(self) -> "UnitConverter":
         """Return the converter with the input open; CheckpointError if it cannot be read."""
         source = open_source(self.source)
-        return UnitConverter(source, recognise(source, self.origin), get_family(self.target))
+        found = recognise(source, self.origin)
+        return UnitConverter(source, bind_changes(source, found, get_family(self.target), None))
 
 
 class UnitConverter:
     """Converts layers of an open checkpoint (a `workers.job.OpenJob`)."""
 
-    def __init__(self, source: TensorSource, found: Recognised, target: Family) -> None:
-        """Convert layers of `source`, read as `found` says, into those of `target`."""
+    def __init__(self, source: TensorSource, reader: LayerReader) -> None:
+        """Convert layers of `source`, read by `reader`, into those of its target."""
         self.source = source
-        self.found = found
-        self.target = target
+        self.reader = reader
+        self.found = reader.found
+        self.target = reader.target
 
     def work_off(self, unit: WorkUnit) -> UnitResult:
         """Return the output tensors of all layers of a unit, and a report entry for each."""
@@ -73,7 +76,7 @@ class UnitConverter:
         Raises:
             CheckpointError: values that the source's family forbids or the target cannot hold.
         """
-        layer = read_layer(self.found.family, self.source, self.found.layers[name])
+        layer = self.reader.read(self.source, name)
         parts = write_layer(self.target, layer)
         self._check_finite(name, parts)
         tensors = {self.target.tensor_name(name, part): tensor for part, tensor in parts.items()}

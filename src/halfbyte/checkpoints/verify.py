@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from halfbyte.checkpoints.difference import ROUNDING, describe_shape, find_deviation
 from halfbyte.checkpoints.family import Family, is_same_linear, read_layer
+from halfbyte.checkpoints.layer_changes import LayerReader
 from halfbyte.checkpoints.registry import Recognised
 from halfbyte.checkpoints.tensor_source import TensorSource, iter_tensor_bytes
 from halfbyte.errors import CheckpointError
@@ -23,6 +24,7 @@ from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.formats.safetensors_header import quoted
 
 Opened = tuple[TensorSource, Recognised]
+Readable = tuple[TensorSource, LayerReader]
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,12 @@ class Verification:
 
 
 def verify_conversion(
-    source: Opened, target: Opened, advance: Callable[[str, int], None]
+    source: Readable, target: Opened, advance: Callable[[str, int], None]
 ) -> Verification:
     """Return the proofs of all layers and copied tensors of two open checkpoints.
 
     Args:
-        source: what was converted, and how it is read.
+        source: what was converted, and how it is read, with what was merged into it.
         target: what it became, and how that is read.
         advance: called with the name at hand and the source's bytes of it.
 
@@ -81,7 +83,7 @@ def verify_conversion(
         CheckpointError: a layer whose values differ, or a copy whose bytes do; the message names
             it.
     """
-    reader, found = source
+    reader, found = source[0], source[1].found
     proofs = {}
     for name, plan in found.layers.items():
         advance(name, sum(reader.specs[tensor].num_bytes for tensor in plan.tensors.values()))
@@ -96,12 +98,11 @@ def verify_conversion(
     return Verification(proofs, len(found.passthrough), get_bound(target[1].family))
 
 
-def prove_layer(source: Opened, target: Opened, name: str) -> LayerProof:
+def prove_layer(source: Readable, target: Opened, name: str) -> LayerProof:
     """Return what was found of layer `name`; CheckpointError where its values differ."""
-    sides = []
-    for reader, found in (source, target):
-        sides.append(read_layer(found.family, reader, found.layers[name]).linear)
-    left, right = read_activation_as(target[1].family, sides[0]), sides[1]
+    reader, found = target
+    left = read_activation_as(found.family, source[1].read(source[0], name).linear)
+    right = read_layer(found.family, reader, found.layers[name]).linear
     where = f"{source[0].path}: layer {quoted(name)}"
     shapes = describe_shape(left), describe_shape(right)
     if shapes[0] != shapes[1]:

@@ -97,6 +97,8 @@ class VllmOmni(Family):
         ("qweight", "wscales", "wtscale", "wcscales", "smooth_factor"), ()
     )
     rounding: ClassVar[float] = BFLOAT16_ROUNDING
+    rank_step: ClassVar[int] = fragments.FRAGMENT  # of the kernels that read it
+    has_one_rank: ClassVar[bool] = True
     reads_as: ClassVar[Mapping[str, str]] = {"nvfp4_nunchaku": "nvfp4_one_level"}
     vectors: ClassVar[str] = PLAIN
     activation: ClassVar[str] = "nvfp4_one_level"

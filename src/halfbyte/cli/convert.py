@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from halfbyte.cli.exit_codes import EXIT_INTERRUPTED
+from halfbyte.cli.merge_options import chosen_merge, with_merge_options
 from halfbyte.cli.progress import ProgressDisplay
 from halfbyte.cli.worker_options import chosen_workers, with_worker_options
 from halfbyte.errors import UsageError, printable
@@ -22,6 +23,7 @@ _STAGES = {"convert": "converting", "verify": "verifying"}
 _EPILOG = (
     "Examples: `halfbyte convert nunchaku.safetensors own.safetensors --to halfbyte --verify`; "
     "`halfbyte convert model/ out/ --to modelopt`; "
+    "`halfbyte convert a.safetensors b.safetensors --to nunchaku --merge style.safetensors=0.8`; "
     "`halfbyte convert odd.safetensors own.safetensors --to halfbyte --original model/`. "
     "A run that was interrupted or killed continues when the same command is given again."
 )
@@ -29,7 +31,7 @@ _EPILOG = (
 
 def register(app: typer.Typer) -> None:
     """Add the verb to `app`."""
-    app.command(name="convert", epilog=_EPILOG)(with_worker_options(convert))
+    app.command(name="convert", epilog=_EPILOG)(with_merge_options(with_worker_options(convert)))
 
 
 def convert(
@@ -71,7 +73,9 @@ def convert(
     """
     from halfbyte.checkpoints.convert import ConvertRequest
 
-    request = ConvertRequest(*paths, to, origin, original, verify, report, force, chosen_workers())
+    request = ConvertRequest(
+        *paths, to, origin, original, verify, report, force, chosen_workers(), chosen_merge()
+    )
     console = Console(stderr=True, highlight=False)
     result = _run(request, console)
     if as_json:
@@ -112,6 +116,8 @@ def _print_result(result: dict[str, Any], request: "ConvertRequest", console: Co
     before, after = totals["bytes_before"], totals["bytes_after"]
     table.add_row("layers", f"{totals['layers']}, {before:,} -> {after:,} bytes")
     table.add_row("other tensors", f"{passthrough['tensors']}, {passthrough['bytes']:,} bytes")
+    for merged in report["merged"]:
+        table.add_row("merged", _show(merged))
     table.add_row("verified", _describe_proof(report["verified"]))
     table.add_row("peak memory", f"{result['peak_rss_bytes'] / 1e6:.0f} MB")
     table.add_row("report", _show(result["report_path"]))

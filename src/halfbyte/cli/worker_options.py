@@ -3,14 +3,12 @@
 They are added around the verb, which asks `chosen_workers()` for what they say.
 """
 
-import functools
-import inspect
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from halfbyte.cli.added_options import AddedOptions
 from halfbyte.errors import UsageError, printable
 
 if TYPE_CHECKING:
@@ -36,34 +34,6 @@ _OPTIONS: dict[str, Any] = {
         int | None, typer.Option(help="Threads of each worker, 1 unless told otherwise.")
     ],
 }
-_chosen: ContextVar["WorkerSettings | None"] = ContextVar("workers", default=None)
-
-
-def with_worker_options(verb: Callable[..., None]) -> Callable[..., None]:
-    """Return `verb` with --workers, --cluster and --worker-threads added."""
-
-    @functools.wraps(verb)
-    def spread(**given: Any) -> None:
-        token = _chosen.set(_read(*(given.pop(name) for name in _OPTIONS)))
-        try:
-            verb(**given)
-        finally:
-            _chosen.reset(token)
-
-    signature = inspect.signature(verb)
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-        for name, kind in _OPTIONS.items()
-    ]
-    parameters = [*signature.parameters.values(), *added]
-    spread.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    spread.__annotations__ = {**verb.__annotations__, **_OPTIONS}
-    return spread
-
-
-def chosen_workers() -> "WorkerSettings | None":
-    """Return what the running verb's options ask for; None for no workers."""
-    return _chosen.get()
 
 
 def _read(workers: int | None, cluster: str | None, threads: int | None) -> "WorkerSettings | None":
@@ -75,3 +45,16 @@ def _read(workers: int | None, cluster: str | None, threads: int | None) -> "Wor
         return make_worker_settings(workers, cluster, threads)
     except UsageError as error:
         raise typer.BadParameter(printable(str(error))) from error
+
+
+_ADDED: AddedOptions["WorkerSettings | None"] = AddedOptions(_OPTIONS, _read, None)
+
+
+def with_worker_options(verb: Callable[..., None]) -> Callable[..., None]:
+    """Return `verb` with --workers, --cluster and --worker-threads added."""
+    return _ADDED.put_on(verb)
+
+
+def chosen_workers() -> "WorkerSettings | None":
+    """Return what the running verb's options ask for; None for no workers."""
+    return _ADDED.chosen.get()

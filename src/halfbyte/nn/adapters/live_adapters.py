@@ -20,6 +20,7 @@ from halfbyte.nn.adapters.read_adapter import (
     read_adapter,
 )
 from halfbyte.nn.low_rank_stack import (
+    LowRankDelta,
     bake_deltas,
     get_stacked,
     remove_delta,
@@ -205,12 +206,21 @@ def merge_into_records(
     shapes = {name: (one.out_features, one.in_features) for name, one in records.items()}
     merged = dict(records)
     for name, delta in resolve_targets(adapter, shapes, {}, rename).items():
-        module = W4A4Linear.from_record(records[name])
-        stack_delta(module, "merged", delta, strength)
-        bake_deltas(module)
-        grown = module.to_record()
-        merged[name] = replace(records[name], lora_down=grown.lora_down, lora_up=grown.lora_up)
+        merged[name] = merge_delta(records[name], delta, strength)
     return merged
+
+
+def merge_delta(record: QuantizedLinear, delta: LowRankDelta, strength: float) -> QuantizedLinear:
+    """Return `record` with a delta as more ranks; on a record without values too.
+
+    Raises FormatError for another shape or numbers that the dtype of the branch cannot hold,
+    UsageError for a strength that is no number.
+    """
+    module = W4A4Linear.from_record(record)
+    stack_delta(module, "merged", delta, strength)
+    bake_deltas(module)
+    grown = module.to_record()
+    return replace(record, lora_down=grown.lora_down, lora_up=grown.lora_up)
 
 
 def find_linears(model: nn.Module) -> dict[str, nn.Module]:

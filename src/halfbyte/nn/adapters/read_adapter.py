@@ -84,6 +84,14 @@ def read_adapter(
         return make_adapter(scales, list(file.tensors), file.read_tensor, ignore, limits)
 
 
+def list_adapter_files(path: Path) -> tuple[Path, ...]:
+    """Return the files that `read_adapter` reads."""
+    file_path, _ = _find_files(path)
+    config_path = file_path.parent / _CONFIG
+    is_peft = file_path.name == PEFT_WEIGHTS and config_path.exists()
+    return (file_path, config_path) if is_peft else (file_path,)
+
+
 def make_adapter(
     scales: ScaleSource,
     names: Sequence[str],
