@@ -19,7 +19,7 @@ def test_json_lists_packages_cpu_extras_and_features(capsys: pytest.CaptureFixtu
         *("numpy", "torch", "safetensors", "typer", "rich")
     }
     assert report["cpu"]["cores"] >= 1
-    assert set(report["extras"]) == {"demo", "dev", "peers", "kernels", "models"}
+    assert set(report["extras"]) == {"demo", "dev", "peers", "kernels", "cluster", "models"}
     states = {feature["name"]: feature["state"] for feature in report["features"]}
     assert states["4-bit linear on the CPU"] in ("yes", "slower")
     assert states["Hopper kernels (H100, H200)"] == "not in this version"
