@@ -21,9 +21,11 @@ def program() -> ModuleType:
 
 
 def test_every_verb_has_its_page_and_every_page_is_current(program: ModuleType) -> None:
-    verbs = {path.stem for path in (ROOT / "src" / "halfbyte" / "cli").glob("*.py")}
+    modules = (ROOT / "src" / "halfbyte" / "cli").glob("*.py")
+    verbs = {path.stem for path in modules if "\ndef register(" in path.read_text(encoding="utf-8")}
     pages = {path.stem for path in (ROOT / "docs" / "cli").glob("*.md")}
-    assert pages == verbs - {"__init__", "main", "exit_codes", "progress", "budget_gemm"}
+    assert len(verbs) > 8
+    assert pages == verbs
     assert program.main(["--check"]) == 0, "run tools/make_cli_pages.py"
 
 
