@@ -141,7 +141,7 @@ def test_copies_that_are_never_waited_for_still_land():
     [
         ("cp.async.cg.shared.global [%r2], [%d2+4], 16;", "misaligned", "16 bytes"),
         ("cp.async.cg.shared.global [%r2+8], [%d2], 16;", "misaligned", "16 bytes"),
-        ("cp.async.cg.shared.global [%r2], [%d2+67108864], 16;", "out-of-bounds", "outside every buffer"),
+        ("cp.async.cg.shared.global [%r2], [%d2+67108864], 16;", "out-of-bounds", "outside every"),
         ("cp.async.ca.shared.global [%r2], [%d2], 16, 17;", "bad-size", "17"),
         ("cp.async.ca.shared.global [%r2+65536], [%d2], 16;", "out-of-bounds", "ends at"),
     ],
