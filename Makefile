@@ -46,6 +46,7 @@ help:
 	@echo "make demo       quantize SmolLM2-135M to 4 bits and show what it cost (sets up first)"
 	@echo "make test       run the tests (sets up first)"
 	@echo "make test-long  the tests and the long products, then the peers' in $(PEERS_VENV)"
+	@echo "make setup | setup-peers  what the tests and examples, or the peers, need; nothing else"
 	@echo "make lint | types | check | format | bench | clean"
 
 setup-demo:

@@ -45,10 +45,11 @@ class Hardware:
 
 
 _NO_KERNEL = "no kernel in this version"
+_BLACKWELL = "NVFP4 and MXFP4 W4A4; not yet run on silicon"
 # What each machine would run 4-bit weights with: the instruction or the emulation.
 HARDWARE = (
     Hardware("CPU", "yes", "any x86-64 or Arm; compiled loops where built"),
-    Hardware("B200, B300 (sm_100a, sm_103a)", _NO_KERNEL, "tcgen05 block-scaled MMA"),
+    Hardware("B200, B300 (sm_100a, sm_103a)", _BLACKWELL, "tcgen05 block-scaled MMA"),
     Hardware("H100, H200 (sm_90a)", _NO_KERNEL, "wgmma on weights widened on the fly"),
     Hardware("RTX Blackwell (sm_120a, sm_121a)", _NO_KERNEL, "mma.sync block-scaled"),
     Hardware("Turing to Ada (sm_75 to sm_89)", _NO_KERNEL, "mma.sync INT4"),

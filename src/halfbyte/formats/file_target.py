@@ -103,7 +103,7 @@ def check_may_replace(target: Path, is_directory: bool, is_forced: bool, making:
         raise UsageError(f"{target}: {came} stands there, the output is a {wanted}; rename one")
     if not is_forced and not (is_directory and not any(target.iterdir())):
         raise UsageError(
-            f"{target}: exists and is not the result of {making}; "
+            f"{target}: exists, and nothing tells that it is the result of {making}; "
             "choose another name, or --force to replace it"
         )
 
