@@ -80,7 +80,7 @@ def main() -> None:
         }
         timings = measure_interleaved(cases, options.repeats, warmups=1)
     import cutlass  # noqa: F401 - not part of what is timed
-    from cutlass import cute  # noqa: F401
+    from cutlass import cute  # noqa: F401 - likewise
 
     for source in sources.values():
         cold = measure_cold(source, max(1, options.repeats // 3))

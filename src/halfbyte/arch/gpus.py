@@ -11,6 +11,11 @@ from halfbyte.errors import UsageError
 
 KIB = 1024
 
+# Measured on B200 by others (docs/kernels/gemm_w4a4.md names the sources). SMs that clusters of a
+# size can use: a GPC whose SMs are no multiple of the size leaves some idle.
+BLACKWELL_SMS_BY_CLUSTER = {1: 148, 2: 148, 4: 132, 8: 120}
+BLACKWELL_MEMORY_BYTES_PER_S = 7.26e12  # of HBM, achieved
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:

@@ -41,6 +41,7 @@ class AddedOptions(Generic[Chosen]):
             for name, kind in self._options.items()
         ]
         parameters = [*signature.parameters.values(), *added]
+        # What typer reads a verb's options from; functions have no such attribute for mypy.
         extended.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         extended.__annotations__ = {**verb.__annotations__, **self._options}
         return extended

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from halfbyte.arch.gpus import BLACKWELL_MEMORY_BYTES_PER_S, BLACKWELL_SMS_BY_CLUSTER
 from halfbyte.errors import FormatError
 from halfbyte.kernels.gemm_w4a4.config import (
     BLOCK_K,
@@ -128,16 +129,13 @@ def list_tiles(request: GemmRequest) -> list[TileConfig]:
 _FILL_CYCLES: Final = 820  # round trip of a lightly loaded TMA load
 _INGEST_BYTES_PER_CYCLE: Final = 76  # of one SM while all SMs load
 _EPILOGUE_CYCLES_PER_COLUMN: Final = 1071 / 128
-_MEMORY_BYTES_PER_S: Final = 7.26e12  # of HBM, achieved
 _CLUSTER_CYCLES: Final = 2 * 370 + 200  # barrier.cluster at both ends, a store to another CTA
-# SMs that clusters of a size can use: a GPC whose SMs are no multiple of it leaves some idle.
-_USABLE_SMS: Final = {1: 148, 2: 148, 4: 132, 8: 120}
 
 
 def count_resident_clusters(config: GemmConfig) -> int:
     """Return how many clusters of a configuration the GPU runs at once: the persistent grid."""
     cluster_size = config.tile.num_ctas * config.tile.num_splits
-    return min(_USABLE_SMS[cluster_size], config.gpu.num_sms) // cluster_size
+    return min(BLACKWELL_SMS_BY_CLUSTER[cluster_size], config.gpu.num_sms) // cluster_size
 
 
 def estimate_cycles(request: GemmRequest, config: GemmConfig) -> float:
@@ -178,7 +176,7 @@ def _estimate_few_tokens(request: GemmRequest, config: GemmConfig) -> float:
     longest = max(-(-(blocks + chunks) // splits), chunks + 1)
     sizes = dict(list_operand_bytes(config))
     weight_bytes = (blocks + chunks) * (sizes["a"] + sizes["sfa"])
-    memory_cycles = weight_bytes * config.gpu.clock / _MEMORY_BYTES_PER_S
+    memory_cycles = weight_bytes * config.gpu.clock / BLACKWELL_MEMORY_BYTES_PER_S
     full_waves, rest = divmod(-(-request.n // config.tile.m), count_resident_clusters(config))
     waves = [count_resident_clusters(config)] * full_waves + [rest] * (rest > 0)
     cycles = sum(max(longest * _estimate_block(config), tiles * memory_cycles) for tiles in waves)

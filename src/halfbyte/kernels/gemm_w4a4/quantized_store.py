@@ -189,7 +189,7 @@ def make_quantized_store(
     rule = QuantizeConfig(
         mode=epilogue.next_activation,
         dtype=config.out_dtype,  # type: ignore[arg-type]  # check_legal knows both
-        lora_dtype=config.out_dtype,  # type: ignore[arg-type]
+        lora_dtype=config.out_dtype,  # type: ignore[arg-type]  # likewise
         target=config.target,
         has_smooth=epilogue.has_next_smooth,
     )
