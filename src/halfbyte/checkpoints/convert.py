@@ -8,6 +8,7 @@ nothing is put in place that its own family does not read, or that failed the pr
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,12 +26,11 @@ from halfbyte.checkpoints.unit_converter import ConvertJob, UnitConverter
 from halfbyte.checkpoints.verify import LayerProof, Verification, verify_conversion
 from halfbyte.errors import CheckpointError, UsageError, WorkerError
 from halfbyte.formats.file_target import check_free_space, check_may_replace, check_target
-from halfbyte.formats.output_files import WorkUnit, encode_index, encode_report
+from halfbyte.formats.output_files import encode_index, encode_report
 from halfbyte.formats.safetensors_header import quoted
 from halfbyte.formats.safetensors_writer import write_bytes_atomically
 from halfbyte.formats.side_files import check_unchanged, read_side_file
 from halfbyte.formats.unfinished_output import (
-    FinishedUnit,
     UnfinishedOutput,
     get_unfinished_folder,
     is_output_of,
@@ -38,7 +38,7 @@ from halfbyte.formats.unfinished_output import (
 from halfbyte.workers.job import UnitResult
 from halfbyte.workers.ray_workers import RayWorkers, check_workers, start_workers
 from halfbyte.workers.settings import WorkerSettings
-from halfbyte.workers.unit_journal import UnitJournal
+from halfbyte.workers.unit_run import UnitOutput, UnitReports, UnitRun
 
 REPORT_VERSION = 1
 
@@ -196,12 +196,7 @@ class _Run:
         self.converter = UnitConverter(source, reader)
 
     def write(self, output: UnfinishedOutput) -> ConvertResult:
-        resumed = self._drop_damaged_units(output)
-        self._note_resumption(output, resumed)
-        if self.workers is None:
-            self._work_here(output)
-        else:
-            self._work_with(self.workers, output)
+        resumed = self._work_off(output)
         if self.plan.is_directory:
             self._write_side_files(output)
         verification = self._read_again(output)
@@ -211,65 +206,31 @@ class _Run:
         output.finish(self.plan.is_directory)
         return ConvertResult("written", resumed, report)
 
+    def _work_off(self, output: UnfinishedOutput) -> int:
+        """Convert every unit that is left; return how many were there."""
+
+        def put(layers: Sequence[str], result: UnitResult) -> None:
+            self._put(output, layers, result)
+
+        run = UnitRun(
+            self.plan.units,
+            UnitOutput(output, self.plan.tensors_of, put, partial(iter_tensor_bytes, self.source)),
+            UnitReports(
+                partial(self._show, "convert"),
+                lambda text: self.on_event(ConvertEvent("note", 0, 0, text)),
+            ),
+        )
+        resumed = run.resume()
+        if self.workers is None:
+            run.work_here(lambda unit: map(self.converter.convert_layer, unit.layers))
+        else:
+            source, origin = self.request.source.resolve(), self.found.family.name
+            job = ConvertJob(source, origin, self.plan.target.name)
+            run.work_with(self.workers, job, self.converter)
+        return resumed
+
     def _show(self, stage: Literal["convert", "verify"], done: int, text: str) -> None:
         self.on_event(ConvertEvent(stage, done, self.plan.input_bytes, text))
-
-    def _note_resumption(self, output: UnfinishedOutput, resumed: int) -> None:
-        text = ""
-        if output.was_other_run:
-            text = "an interrupted run had another input or other settings; starting over"
-        elif resumed:
-            text = f"continuing an interrupted run: {resumed} of {len(self.plan.units)} units done"
-        if text:
-            self.on_event(ConvertEvent("note", 0, 0, text))
-
-    def _drop_damaged_units(self, output: UnfinishedOutput) -> int:
-        units = {unit.name: unit for unit in self.plan.units}
-        for name, finished in list(output.finished.items()):
-            unit = units.get(name)
-            names = self.plan.tensors_of(unit) if unit else []
-            if unit is None or output.measure_checksum(names) != finished.checksum:
-                output.drop(name)
-        return len(output.finished)
-
-    def _work_here(self, output: UnfinishedOutput) -> None:
-        done = 0
-        for unit in self.plan.units:
-            self._show("convert", done, (*unit.layers, unit.name)[0])
-            if unit.name not in output.finished:
-                self._copy(output, unit)
-                entries = []
-                for name in unit.layers:
-                    result = self.converter.convert_layer(name)
-                    self._put(output, (name,), result)
-                    entries += result.layers
-                checksum = output.measure_checksum(self.plan.tensors_of(unit))
-                output.record(FinishedUnit(unit.name, checksum, entries))
-            done += unit.num_bytes
-        self._show("convert", done, "")
-
-    def _work_with(self, workers: RayWorkers, output: UnfinishedOutput) -> None:
-        """Let `workers` convert; this process copies, writes, and keeps the journal."""
-        todo = [unit for unit in self.plan.units if unit.name not in output.finished]
-        done = self.plan.input_bytes - sum(unit.num_bytes for unit in todo)
-        self._show("convert", done, "starting workers")
-        source, origin = self.request.source.resolve(), self.found.family.name
-        job = ConvertJob(source, origin, self.plan.target.name)
-        with UnitJournal(output) as journal:
-            for unit, result in workers.run(job, self.converter, todo):
-                self._copy(output, unit)
-                self._put(output, unit.layers, result)
-                checksum = output.measure_checksum(self.plan.tensors_of(unit))
-                journal.add(FinishedUnit(unit.name, checksum, result.layers))
-                done += unit.num_bytes
-                self._show("convert", done, (*unit.layers, unit.name)[0])
-
-    def _copy(self, output: UnfinishedOutput, unit: WorkUnit) -> None:
-        for name in unit.copies:
-            start = 0
-            for chunk in iter_tensor_bytes(self.source, name):
-                output.file_of(name).write_bytes(name, chunk, start)
-                start += chunk.numel()
 
     def _put(self, output: UnfinishedOutput, layers: Sequence[str], result: UnitResult) -> None:
         """Write the tensors of `layers`, which must be those that were planned."""

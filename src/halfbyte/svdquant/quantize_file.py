@@ -8,8 +8,9 @@ what is held in memory is one group of linears, never the model.
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +24,6 @@ from halfbyte.formats.safetensors_checkpoint import SafetensorsCheckpoint
 from halfbyte.formats.safetensors_writer import write_bytes_atomically
 from halfbyte.formats.side_files import check_unchanged, read_side_file
 from halfbyte.formats.unfinished_output import (
-    FinishedUnit,
     UnfinishedOutput,
     get_unfinished_folder,
 )
@@ -43,7 +43,7 @@ from halfbyte.workers.identity import Identity
 from halfbyte.workers.job import UnitResult
 from halfbyte.workers.ray_workers import RayWorkers, check_workers, start_workers
 from halfbyte.workers.settings import WorkerSettings
-from halfbyte.workers.unit_journal import UnitJournal
+from halfbyte.workers.unit_run import UnitOutput, UnitReports, UnitRun
 
 # Raised when a change to the arithmetic changes output bytes: a run that an older version began is
 # then not continued by a newer one.
@@ -150,9 +150,6 @@ def quantize_file(
         )
         fingerprint = _make_fingerprint(request, provenance)
 
-        def note(text: str) -> None:
-            on_progress(ProgressEvent("note", 0, 0, text))
-
         with (
             start_workers(
                 request.workers, lambda text: on_progress(ProgressEvent("note", 0, 0, text))
@@ -190,12 +187,7 @@ class _Run:
         self.quantizer = UnitQuantizer(checkpoint, plan.layers, request.preset)
 
     def write(self, output: UnfinishedOutput, is_directory: bool) -> QuantizeFileResult:
-        resumed = self._drop_damaged_units(output)
-        self._note_resumption(output, resumed)
-        if self.workers is None:
-            self._work_here(output)
-        else:
-            self._work_with(self.workers, output)
+        resumed = self._work_off(output)
         check_unchanged(self.checked.stamps, "quantized")
         if is_directory:
             self._write_side_files(output)
@@ -204,68 +196,49 @@ class _Run:
         output.finish(is_directory)
         return QuantizeFileResult("written", resumed, report)
 
-    def _work_here(self, output: UnfinishedOutput) -> None:
-        done = 0
-        for unit in self.plan.units:
-            self._show(done, unit.name)
-            if unit.name not in output.finished:
-                output.record(self._put(output, unit, self.quantizer.work_off(unit)))
-            done += unit.num_bytes
-        self._show(done, "")
-
-    def _work_with(self, workers: RayWorkers, output: UnfinishedOutput) -> None:
-        """Let `workers` quantize; this process copies, writes, and keeps the journal."""
+    def _work_off(self, output: UnfinishedOutput) -> int:
+        """Quantize every unit that is left; return how many were there."""
         request = self.request
-        todo = [unit for unit in self.plan.units if unit.name not in output.finished]
-        done = self.plan.input_bytes - sum(unit.num_bytes for unit in todo)
-        self._show(done, "starting workers")
-        job = QuantizeJob(request.source.resolve(), request.preset, request.rules)
-        with UnitJournal(output) as journal:
-            for unit, result in workers.run(job, self.quantizer, todo):
-                journal.add(self._put(output, unit, result))
-                done += unit.num_bytes
-                self._show(done, unit.name)
 
-    def _show(self, done: int, text: str) -> None:
-        self.on_progress(ProgressEvent("quantize", done, self.plan.input_bytes, text))
+        def put(layers: Sequence[str], result: UnitResult) -> None:
+            self._put(output, layers, result)
 
-    def _note_resumption(self, output: UnfinishedOutput, resumed: int) -> None:
-        text = ""
-        if output.was_other_run:
-            text = "an interrupted run had another input or other settings; starting over"
-        elif resumed:
-            text = f"continuing an interrupted run: {resumed} of {len(self.plan.units)} units done"
-        if text:
-            self.on_progress(ProgressEvent("note", 0, 0, text))
+        def show(stage: Literal["quantize", "note"], done: int, text: str) -> None:
+            total = self.plan.input_bytes if stage == "quantize" else 0
+            self.on_progress(ProgressEvent(stage, done, total, text))
 
-    def _drop_damaged_units(self, output: UnfinishedOutput) -> int:
-        units = {unit.name: unit for unit in self.plan.units}
-        for name, finished in list(output.finished.items()):
-            unit = units.get(name)
-            tensors = self._tensors_of(unit) if unit else []
-            if unit is None or output.measure_checksum(tensors) != finished.checksum:
-                output.drop(name)
-        return len(output.finished)
+        run = UnitRun(
+            self.plan.units,
+            UnitOutput(output, self._tensors_of, put, self._iter_bytes),
+            UnitReports(partial(show, "quantize"), partial(show, "note", 0)),
+        )
+        resumed = run.resume()
+        if self.workers is None:
+            run.work_here(lambda unit: iter([self.quantizer.work_off(unit)]))
+        else:
+            job = QuantizeJob(request.source.resolve(), request.preset, request.rules)
+            run.work_with(self.workers, job, self.quantizer)
+        return resumed
+
+    def _iter_bytes(self, tensor: str) -> Iterator[torch.Tensor]:
+        return self.checkpoint.file_of(tensor).iter_bytes(tensor)
 
     def _tensors_of(self, unit: WorkUnit) -> list[str]:
-        parts = [
+        return [*self._parts_of(unit.layers), *unit.copies]
+
+    def _parts_of(self, layers: Sequence[str]) -> list[str]:
+        return [
             make_tensor_name(layer, part)
-            for layer in unit.layers
+            for layer in layers
             for part in self.plan.layers[layer].parts
         ]
-        return [*parts, *unit.copies]
 
-    def _put(self, output: UnfinishedOutput, unit: WorkUnit, result: UnitResult) -> FinishedUnit:
-        """Write a unit's tensors, and those that it copies; return its journal line."""
-        for name in unit.copies:
-            start = 0
-            for chunk in self.checkpoint.file_of(name).iter_bytes(name):
-                output.file_of(name).write_bytes(name, chunk, start)
-                start += chunk.numel()
-        promised = set(self._tensors_of(unit)) - set(unit.copies)
+    def _put(self, output: UnfinishedOutput, layers: Sequence[str], result: UnitResult) -> None:
+        """Write the tensors of `layers`, which must be those that were planned."""
+        promised = set(self._parts_of(layers))
         if promised != result.tensors.keys():
             raise CheckpointError(
-                f"{unit.name}: made {sorted(result.tensors)}, planned were {sorted(promised)}; "
+                f"{list(layers)}: made {sorted(result.tensors)}, planned were {sorted(promised)}; "
                 "this is a defect in halfbyte"
             )
         for name, tensor in result.tensors.items():
@@ -277,8 +250,6 @@ class _Run:
                     f"{list(entry.shape)}; this is a defect in halfbyte"
                 )
             file.write_bytes(name, tensor)
-        checksum = output.measure_checksum(self._tensors_of(unit))
-        return FinishedUnit(unit.name, checksum, result.layers)
 
     def _write_side_files(self, output: UnfinishedOutput) -> None:
         for name in self.checked.side_files:
