@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from halfbyte.cli import budget, build, convert, demo, diff, doctor, inspect, quantize
+from halfbyte.cli import bench, budget, build, convert, demo, diff, doctor, inspect, quantize
 from halfbyte.cli import run as run_verb
 from halfbyte.cli.exit_codes import EXIT_CLEAN, EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_MISUSE
 from halfbyte.errors import HalfbyteError, UsageError, printable
@@ -59,7 +59,7 @@ def halfbyte(
     """4-bit inference in Python: quantize real checkpoints with SVDQuant and run them."""
 
 
-for _verb in (demo, quantize, inspect, convert, diff, run_verb, budget, build, doctor):
+for _verb in (demo, quantize, inspect, convert, diff, run_verb, budget, build, bench, doctor):
     _verb.register(app)
 
 

@@ -1,0 +1,126 @@
+"""A speed run: for every shape check each case, then time all of them in turn."""
+
+import gc
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from halfbyte.bench.speed.operations import list_operations
+from halfbyte.bench.speed.peers import make_copy, make_cublas, make_scaled_mm
+from halfbyte.bench.speed.problem import Problem, make_problem
+from halfbyte.bench.speed.result import MachineRates, SpeedRow
+from halfbyte.bench.speed.sensors import ReadSensors
+from halfbyte.bench.speed.settings import LinearShape, TimingProtocol, count_sets
+from halfbyte.bench.speed.steady_state import CaseTiming, measure_cases
+from halfbyte.bench.speed.timing_device import Launch, TimingDevice
+from halfbyte.bench.speed.trial import Trial, WrongResultError, check_trial, make_sets
+from halfbyte.errors import HalfbyteError
+
+MakeTrial = Callable[[Problem], Trial]
+_RATE_SHAPE = LinearShape(8192, 8192, 8192, 0)
+_COPY_SHAPE = LinearShape(43690, 8192, 1, 0)  # make_copy moves 3 * M * K bytes: 1 GiB
+_RATE_WARMUP_MS = 500.0
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where and how a run measures.
+
+    Attributes:
+        device: its clock and graphs. place: the device that tensors are made on.
+        protocol: how often and how long.
+        dtype: of x and y.
+        seed: of the random operands.
+        read_sensors: reads the GPU while it is busy.
+        list_operations: names the kernels of a call.
+        say: takes a line of progress.
+    """
+
+    device: TimingDevice
+    place: torch.device
+    protocol: TimingProtocol
+    dtype: torch.dtype
+    seed: int
+    read_sensors: ReadSensors = lambda: None
+    list_operations: Callable[[Launch], tuple[str, ...]] = list_operations
+    say: Callable[[str], None] = lambda line: None
+
+
+def measure_shape(
+    bench: Bench, kind: str, shape: LinearShape, cases: Mapping[str, MakeTrial]
+) -> list[SpeedRow]:
+    """Return one row for each case, in their order; a case that is not right is not timed."""
+    started = time.perf_counter()
+    problem = make_problem(shape, bench.dtype, bench.place, bench.seed)
+    rows: dict[str, SpeedRow] = {}
+    launches: dict[str, list[Launch]] = {}
+    for name, make in cases.items():
+        rows[name], launches[name] = _prepare(
+            bench, SpeedRow(kind, name, shape, "refused"), make, problem
+        )
+    timed = {name: calls for name, calls in launches.items() if calls}
+    timings = measure_cases(timed, bench.device, bench.protocol, bench.read_sensors)
+    bench.say(f"{kind} {shape}: {len(timings)} cases, {time.perf_counter() - started:.1f} s")
+    del problem, launches, timed
+    gc.collect()
+    if bench.place.type == "cuda":
+        torch.cuda.empty_cache()
+    return [replace(row, timing=timings.get(name)) for name, row in rows.items()]
+
+
+def _prepare(
+    bench: Bench, row: SpeedRow, make: MakeTrial, problem: Problem
+) -> tuple[SpeedRow, list[Launch]]:
+    """Return the row of a case, checked, and its launches; none where it cannot be timed."""
+    try:
+        trial = make(problem)
+        error = check_trial(trial)
+        launches = make_sets(
+            trial, count_sets(trial.moved_bytes, bench.device.l2_bytes, bench.protocol)
+        )
+        operations = bench.list_operations(launches[0])
+    except WrongResultError as wrong:
+        bench.say(f"{row.case} {row.shape}: {wrong}")
+        return replace(row, status="wrong", message=str(wrong)), []
+    except (HalfbyteError, ImportError, NotImplementedError, RuntimeError, ValueError) as refusal:
+        message = str(refusal).strip().split("\n")[0]
+        bench.say(f"{row.case} {row.shape}: not measured: {message}")
+        return replace(row, message=message), []
+    row = replace(
+        row,
+        status="timed",
+        error=error,
+        rate=trial.rate,
+        moved_bytes=trial.moved_bytes,
+        operations=operations,
+        note=trial.note,
+    )
+    return row, launches
+
+
+def measure_rates(bench: Bench) -> MachineRates:
+    """Return what the GPU sustains: torch's products of 8192^3, and a copy of 1 GiB."""
+    protocol = replace(bench.protocol, warmup_ms=_RATE_WARMUP_MS, visits=2)
+    problem = make_problem(_RATE_SHAPE, torch.bfloat16, bench.place, bench.seed)
+    big = replace(problem, shape=_COPY_SHAPE)
+    makers: dict[str, tuple[MakeTrial, Problem]] = {
+        "bf16": (make_cublas, problem),
+        "fp8": (make_scaled_mm, problem),
+        "copy": (make_copy, big),
+    }
+    trials = {name: make(given) for name, (make, given) in makers.items()}
+    launches = {name: make_sets(trial, 1) for name, trial in trials.items()}
+    timings = measure_cases(launches, bench.device, protocol, bench.read_sensors)
+
+    def tflops(timing: CaseTiming) -> float:
+        return _RATE_SHAPE.flops / timing.median_us / 1e6
+
+    copied = trials["copy"].moved_bytes / (timings["copy"].median_us * 1e-6)
+    rates = MachineRates(tflops(timings["bf16"]), tflops(timings["fp8"]), copied)
+    bench.say(
+        f"this GPU sustains {rates.bf16_tflops:.0f} TFLOPS bf16, {rates.fp8_tflops:.0f} fp8, "
+        f"copies {rates.copy_bytes_per_s / 1e12:.2f} TB/s"
+    )
+    return rates
