@@ -17,7 +17,7 @@ from torch import nn
 import halfbyte.virtual
 from halfbyte.errors import FormatError, UnsupportedHardwareError, UsageError
 from halfbyte.nn import W4A4Linear, set_backend
-from halfbyte.ops import placed_linears
+from halfbyte.ops import blackwell
 from halfbyte.virtual.driver.availability import find_absent_packages, find_missing_parts
 from tests.random_linears import FORMAT_PAIRS, LinearShape, make_input, make_linear
 from tests.tolerance import assert_close_to_reference
@@ -64,9 +64,9 @@ def test_placed_tensors_are_made_once_and_follow_the_buffers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = []
-    place = placed_linears.place_linear
+    place = blackwell.place_linear
     monkeypatch.setattr(
-        placed_linears, "place_linear", lambda *given: made.append(given) or place(*given)
+        blackwell, "place_linear", lambda *given: made.append(given) or place(*given)
     )
     module, other, x = make_module(), make_module(seed=3), make_x()
     first = module(x)
@@ -124,9 +124,9 @@ def test_compiled_modules_place_once_and_give_the_same_bits(
     module, x = make_module(), make_x()
     wanted = module(x)
     made = []
-    place = placed_linears.place_linear
+    place = blackwell.place_linear
     monkeypatch.setattr(
-        placed_linears, "place_linear", lambda *given: made.append(given) or place(*given)
+        blackwell, "place_linear", lambda *given: made.append(given) or place(*given)
     )
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     for _ in range(2):
@@ -202,7 +202,7 @@ def test_modules_pickled_without_a_backend_follow_the_device() -> None:
 
 
 def test_float32_needs_a_conversion_or_the_cpu() -> None:
-    with pytest.raises(FormatError, match=r"x: dtype torch.float32; the Blackwell kernels"):
+    with pytest.raises(FormatError, match=r"x: dtype torch.float32; the GPU kernels"):
         make_module()(make_x().float())
 
 

@@ -18,6 +18,7 @@ from halfbyte.formats.activation import get_activation_format
 from halfbyte.formats.input_rule import InputRule
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.kernels.gemm_w4a4.config import ACTIVATIONS as KERNEL_ACTIVATIONS
+from halfbyte.ops.blackwell import BlackwellPlacer
 from halfbyte.ops.placed_linears import find_placed
 from halfbyte.reference import apply_activation, quantize_act_lora, w4a4_linear
 from halfbyte.reference.decode import read_bytes, read_floats, unpack_codes
@@ -205,7 +206,7 @@ def test_projection_is_that_of_the_quantizing_op(dtype: torch.dtype, backend: st
     exact = quantize_act_lora(y, linear).lora_act
     assert exact is not None
     if backend == VIRTUAL:  # times a power of two that the placement has chosen
-        factor = find_placed(parts, ops.decode_spec(spec), dtype).lora_act_scale
+        factor = find_placed(parts, ops.decode_spec(spec), BlackwellPlacer(dtype)).lora_act_scale
         exact = np.pad(exact * factor, ((0, 0), (0, 4)))
     in_torch = (y.to(lora_act.dtype) @ linear.lora_down.to(lora_act.dtype).T).double().numpy()
     scaled = in_torch if backend == "cpu" else np.pad(in_torch * factor, ((0, 0), (0, 4)))
@@ -451,7 +452,7 @@ def test_what_the_product_refuses_is_refused() -> None:
         ops.gemm_w4a4_quantized(act[:3], parts, spec, *rest)
     with pytest.raises(UsageError, match="backend 'gpu' is unknown"):
         ops.gemm_w4a4_quantized(act, parts, spec, *rest[:-1], "gpu")
-    with pytest.raises(FormatError, match=r"out_dtype: dtype torch.float32; the Blackwell"):
+    with pytest.raises(FormatError, match=r"out_dtype: dtype torch.float32; the GPU kernels"):
         ops.gemm_w4a4_quantized(act, parts, spec, *rest[:2], torch.float32, VIRTUAL)
     with pytest.raises(FormatError, match="activation 'relu' is unknown"):
         ops.gemm_w4a4(act, parts, spec, torch.bfloat16, "cpu", "relu")

@@ -248,10 +248,10 @@ def test_nan_or_inf_in_x_spoils_its_row_and_no_other(
 def test_a_device_without_kernel_is_named_with_what_can_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA L40S")
     message = (
-        r"NVIDIA H200 \(sm_90\): this kernel does not exist yet .*backend runs it: .to\('cpu'\)"
+        r"NVIDIA L40S \(sm_89\): this kernel does not exist yet .*backend runs it: .to\('cpu'\)"
     )
     with pytest.raises(UnsupportedHardwareError, match=message):
         checks.check_device("w4a4_linear", torch.device("cuda", 0), [])

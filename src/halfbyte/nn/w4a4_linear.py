@@ -9,9 +9,10 @@ Everything is a buffer, under the names of `ops.PART_NAMES`; absent parts are No
   text `halfbyte.W4A4Linear/1 <weight format>/<activation>/<columns>`. Loading bytes of another
   format is a FormatError that names both.
 
-Who runs it is `backend`: "auto" follows the device; "virtual-b200" and "virtual-b300" run CPU
-tensors through the Blackwell kernels on a virtual GPU. What those kernels read is made from the
-buffers at the first call and kept until they change; it is no part of the state or of a copy.
+Who runs it is `backend`: "auto" follows the device; "virtual-b200", "virtual-b300" and
+"virtual-h200" run CPU tensors through the kernels of that GPU on a virtual one. How accurately it
+runs on Hopper is `mode` (`ops.hopper_modes`). What kernels read is made from the buffers at the
+first call and kept until they change; it is no part of the state or of a copy.
 
 Adapters (`nn.adapters`) lengthen the low-rank branch that runs: `adapted_down` and `adapted_up`
 stand in for `lora_down` and `lora_up`, which stay as they are. They are no part of the state, nor
@@ -35,6 +36,7 @@ from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.nn.low_rank_stack import get_stacked, restack
 from halfbyte.ops.backends import check_backend
 from halfbyte.ops.checks import check_float_dtype
+from halfbyte.ops.hopper_modes import check_mode, check_tokens
 from halfbyte.ops.linear_parts import (
     PART_NAMES,
     LinearSpec,
@@ -72,9 +74,14 @@ class W4A4Linear(nn.Module):
             are not counted.
         spec: what the bytes mean (weight format, activation format, K).
         backend: one of `ops.BACKENDS`; may be set at any time.
+        mode: one of `ops.MODES`, the accuracy on Hopper; may be set at any time.
+        tokens: "both", "prefill" or "decode": which calls it is placed for. Hopper's one layout
+            serves all of them at the same bytes, and the other backends have one as well.
     """
 
     backend: str = "auto"  # also of modules that were pickled without one
+    mode: str = "auto"
+    tokens: str = "both"
 
     weight_data: torch.Tensor
     weight_scales: torch.Tensor
@@ -84,14 +91,22 @@ class W4A4Linear(nn.Module):
     adapted_up: torch.Tensor | None
     _absent: torch.Tensor
 
-    def __init__(self, record: QuantizedLinear, backend: str = "auto") -> None:
+    def __init__(
+        self,
+        record: QuantizedLinear,
+        backend: str = "auto",
+        mode: str = "auto",
+        tokens: str = "both",
+    ) -> None:
         """Make a module that owns copies of the record's tensors, dtypes unchanged.
 
-        Raises UsageError for an unknown backend.
+        Raises UsageError for an unknown backend, mode or tokens.
         """
         super().__init__()
         check_backend(backend)
-        self.backend = backend
+        check_mode(mode)
+        check_tokens(tokens)
+        self.backend, self.mode, self.tokens = backend, mode, tokens
         self.spec: LinearSpec = make_spec(record)
         self.in_features = record.in_features
         self.out_features = record.out_features
@@ -119,6 +134,7 @@ class W4A4Linear(nn.Module):
         *,
         statistics: "InputStatistics | None" = None,
         backend: str = "auto",
+        mode: str = "auto",
     ) -> Self:
         """Return the 4-bit module of a float linear, on its device.
 
@@ -130,6 +146,7 @@ class W4A4Linear(nn.Module):
             preset: a name in `svdquant.presets.PRESETS`, or a record.
             statistics: what the inputs of this linear look like; None quantizes without data.
             backend: one of `ops.BACKENDS`.
+            mode: one of `ops.MODES`.
 
         Raises FormatError for another module type, a weight without values or of another dtype, NaN
         or Inf in the weight, or an unknown preset.
@@ -138,19 +155,25 @@ class W4A4Linear(nn.Module):
             raise FormatError(f"linear: {type(linear).__name__}, wanted torch.nn.Linear")
         record = _quantize_linear(linear, preset, statistics)
         dtype = choose_part_dtype(linear)
-        module = cls.from_record(record, dtype, backend=backend).to(linear.weight.device)
+        module = cls.from_record(record, dtype, backend=backend, mode=mode)
+        module = module.to(linear.weight.device)
         return module.train(linear.training)
 
     @classmethod
     def from_record(
-        cls, record: QuantizedLinear, dtype: torch.dtype | None = None, *, backend: str = "auto"
+        cls,
+        record: QuantizedLinear,
+        dtype: torch.dtype | None = None,
+        *,
+        backend: str = "auto",
+        mode: str = "auto",
     ) -> Self:
         """Return a module of `record`, its 16/32-bit parts converted to `dtype` (None: kept).
 
         Raises FormatError for a dtype other than fp16, bf16, fp32, and for a part that does not
         fit it (a float32 bias of 1e6 in float16).
         """
-        module = cls(record, backend)
+        module = cls(record, backend, mode)
         if dtype is not None:
             check_float_dtype("dtype", dtype)
             for name in _CASTABLE:
@@ -198,22 +221,24 @@ class W4A4Linear(nn.Module):
 
         A NaN or an infinity in a quantized x makes its row of y NaN, other rows do not change.
 
-        Raises FormatError for a wrong last dimension or dtype, UsageError for an unknown backend,
-        UnsupportedHardwareError for a device or formats without a kernel.
+        Raises FormatError for a wrong last dimension or dtype, UsageError for an unknown backend
+        or mode, UnsupportedHardwareError for a device or formats without a kernel.
         """
         check_backend(self.backend)
+        check_mode(self.mode)
         check_dense("x", x)
         if x.ndim == 0 or x.shape[-1] != self.in_features:
             raise FormatError(
                 f"x: shape {tuple(x.shape)}, wanted [..., {self.in_features}] (in_features)"
             )
         rows = x.unsqueeze(0) if x.ndim == 1 else x.flatten(0, -2)
-        y: torch.Tensor = w4a4_linear(rows, self._parts(), self.spec.encode(), self.backend)
+        parts, spec = self._parts(), self.spec.encode()
+        y: torch.Tensor = w4a4_linear(rows, parts, spec, self.backend, "none", self.mode)
         return y.reshape(*x.shape[:-1], self.out_features)
 
     @property
     def placed_bytes(self) -> int:
-        """Bytes that the Blackwell kernels' operands take beside the buffers; 0 before a call."""
+        """Bytes that what GPUs read takes beside the buffers, all modes; 0 before a call."""
         return count_placed_bytes(self._parts())
 
     def get_extra_state(self) -> torch.Tensor:
@@ -235,6 +260,7 @@ class W4A4Linear(nn.Module):
         )
         dtype = f", dtype={dtypes[0]}" if dtypes else ""
         backend = "" if self.backend == "auto" else f", backend={self.backend}"
+        backend += "" if self.mode == "auto" else f", mode={self.mode}"
         placed = f", placed_bytes={self.placed_bytes}" if self.placed_bytes else ""
         stacked = get_stacked(self)
         adapters = f", adapters={sorted(stacked)}" if stacked else ""
@@ -321,15 +347,29 @@ class W4A4Linear(nn.Module):
             )
 
 
-def set_backend(model: nn.Module, backend: str) -> int:
+def set_backend(
+    model: nn.Module, backend: str, *, mode: str | None = None, tokens: str | None = None
+) -> int:
     """Let every W4A4Linear of `model` run on `backend`; return how many there are.
 
-    Raises UsageError for an unknown backend, UnsupportedHardwareError for one without kernels.
+    Args:
+        model: any module, a W4A4Linear itself too.
+        backend: one of `ops.BACKENDS`.
+        mode: one of `ops.MODES`; None leaves each as it is.
+        tokens: "both", "prefill" or "decode"; None leaves each as it is.
+
+    Raises UsageError for an unknown name, UnsupportedHardwareError for a backend without kernels.
     """
     check_backend(backend)
+    if mode is not None:
+        check_mode(mode)
+    if tokens is not None:
+        check_tokens(tokens)
     linears = [module for module in model.modules() if isinstance(module, W4A4Linear)]
     for linear in linears:
         linear.backend = backend
+        linear.mode = linear.mode if mode is None else mode
+        linear.tokens = linear.tokens if tokens is None else tokens
     return len(linears)
 
 

@@ -7,6 +7,7 @@ torch.export and meta tensors work. None has a backward pass: 4-bit linears are 
 from halfbyte.ops.backends import BACKENDS
 from halfbyte.ops.gemm_w4a4 import gemm_w4a4
 from halfbyte.ops.gemm_w4a4_quantized import gemm_w4a4_quantized
+from halfbyte.ops.hopper_modes import MODES
 from halfbyte.ops.linear_parts import PART_NAMES, LinearSpec, decode_spec, list_parts, make_spec
 from halfbyte.ops.next_input import NextSpec, decode_next_spec, list_next_parts, make_next_spec
 from halfbyte.ops.project_lora import project_lora
@@ -16,6 +17,7 @@ from halfbyte.ops.w4a4_linear import w4a4_linear
 
 __all__ = [
     "BACKENDS",
+    "MODES",
     "PART_NAMES",
     "LinearSpec",
     "NextSpec",

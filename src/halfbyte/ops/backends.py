@@ -4,22 +4,27 @@
 |---|---|---|
 | auto | cpu | the cpu backend |
 | auto | cuda, sm_100 or sm_103 | the Blackwell kernels |
+| auto | cuda, sm_90 | the Hopper kernels, or torch: see `hopper_modes` |
 | cpu | cpu | the cpu backend |
 | virtual-b200, virtual-b300 | cpu | the Blackwell kernels on a virtual GPU |
+| virtual-h200 | cpu | what a real H200 runs, its kernels on a virtual one |
 
 Everything else is refused by name, with what runs instead.
 """
 
 import contextlib
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 
 from halfbyte.errors import FormatError, UnsupportedHardwareError, UsageError
-from halfbyte.kernels.gemm_w4a4.config import TARGETS
+from halfbyte.kernels.gemm_w4a4.config import TARGETS as BLACKWELL_TARGETS
 
+HOPPER_TARGET: Final = "sm_90a"
+TARGETS: Final = {**BLACKWELL_TARGETS, HOPPER_TARGET: "h200"}
 BACKENDS: Final = ("auto", "cpu", *(f"virtual-{gpu}" for gpu in TARGETS.values()))
+Layout = Literal["cpu", "blackwell", "hopper"]
 _VIRTUAL_PREFIX: Final = "virtual-"
 _CPU_RUNS_IT: Final = "the cpu backend runs it: .to('cpu')"
 
@@ -29,12 +34,19 @@ class Backend:
     """Who runs a call.
 
     Attributes:
-        target: the PTX target of the Blackwell kernels; None for the cpu backend.
+        target: the PTX target of the kernels; None for the cpu backend.
         virtual_gpu: the virtual GPU that CPU tensors are lent to; None for tensors where they are.
     """
 
     target: str | None = None
     virtual_gpu: str | None = None
+
+    @property
+    def layout(self) -> Layout:
+        """Whose layouts quantized activations have."""
+        if self.target is None:
+            return "cpu"
+        return "hopper" if self.target == HOPPER_TARGET else "blackwell"
 
 
 CPU: Final = Backend()
@@ -56,9 +68,19 @@ def check_backend(name: str) -> None:
     raise UsageError(f"backend {name!r} is unknown; choose one of {', '.join(BACKENDS)}")
 
 
-def has_kernel_layout(device: torch.device, backend: str) -> bool:
-    """Return whether quantized activations are laid out for the Blackwell kernels."""
-    return device.type == "cuda" or backend.startswith(_VIRTUAL_PREFIX)
+def find_layout(op: str, device: torch.device, backend: str) -> Layout:
+    """Return whose layouts quantized activations on `device` have, for the fakes of `op`.
+
+    A process that fakes CUDA tensors without a GPU gets Blackwell's.
+    """
+    if backend.startswith(_VIRTUAL_PREFIX):
+        return choose_backend(op, torch.device("cpu"), backend).layout
+    if device.type != "cuda":
+        return "cpu"
+    with see_session():
+        if not torch.cuda.is_available():
+            return "blackwell"
+        return Backend(_find_target(op, device)).layout
 
 
 def choose_backend(op: str, device: torch.device, name: str = "auto") -> Backend:

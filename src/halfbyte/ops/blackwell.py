@@ -4,14 +4,14 @@ Layouts are those of `kernels.gemm_w4a4.placement`: K_pad is K rounded up to 32,
 to 8. Every tensor that a kernel writes is allocated here and written whole, padding included.
 """
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Final
 
 import torch
 
 from halfbyte.errors import FormatError
+from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.formats.scale_layout import padded_scale_shape
 from halfbyte.kernels.gemm_w4a4.choose import GemmRequest, check_request, count_resident_clusters
 from halfbyte.kernels.gemm_w4a4.choose import choose_config as choose_gemm_config
@@ -24,12 +24,35 @@ from halfbyte.kernels.gemm_w4a4.placement import (
     GemmOperands,
     PlacedLinear,
     align,
+    place_linear,
+    replace_low_rank,
     round_up,
 )
 from halfbyte.ops.backends import Backend
+from halfbyte.ops.kernel_tensors import (
+    allocate_rows,
+    check_kernel_dtype,
+    has_aligned_rows,
+    name_dtype,
+    on_device,
+)
 
 _SMALLEST_BLOCK: Final = 16  # codes of an NVFP4 block; both formats' scales of K = 32 fit a tile
-_ROW_BYTES: Final = 16  # rows that TMA writes are a multiple of 16 bytes apart
+
+
+@dataclass(frozen=True)
+class BlackwellPlacer:
+    """Makes the placements of linears for x of `dtype`: float16 or bfloat16."""
+
+    dtype: torch.dtype
+
+    def place(self, linear: QuantizedLinear) -> PlacedLinear:
+        """Return what the kernels read; raises what `place_linear` raises."""
+        return place_linear(linear, self.dtype)
+
+    def replace_low_rank(self, placed: PlacedLinear, linear: QuantizedLinear) -> PlacedLinear:
+        """Return `placed` with the low-rank branch of `linear`, its weight untouched."""
+        return replace_low_rank(placed, linear, self.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,16 +81,6 @@ class InputShape:
     rank: int
     block_size: int
     has_global_scale: bool
-
-
-def check_kernel_dtype(name: str, dtype: torch.dtype) -> None:
-    """Raise FormatError unless `dtype` is one that the kernels read and write."""
-    if dtype not in LORA_DTYPES:
-        raise FormatError(
-            f"{name}: dtype {dtype}; the Blackwell kernels read and write float16 and bfloat16, "
-            "and rounding float32 silently would cost its precision: convert with "
-            ".to(torch.bfloat16), or use the cpu backend"
-        )
 
 
 def allocate_input(x: torch.Tensor, shape: InputShape) -> QuantizedInput:
@@ -134,17 +147,16 @@ def _launch_quantize(
 
     m, k = x.shape
     assert backend.target is not None
-    row_bytes = x.stride(0) * x.element_size()
     request = quantize.QuantizeRequest(
         mode=placed.activation.name,
-        dtype=_name_dtype(x.dtype),
+        dtype=name_dtype(x.dtype),
         m=m,
         k=k,
         rank=out.lora_act.shape[1],
         target=backend.target,
-        lora_dtype=_name_dtype(x.dtype),
+        lora_dtype=name_dtype(x.dtype),
         has_smooth=placed.smooth is not None,
-        x_is_aligned=x.data_ptr() % _ROW_BYTES == 0 and (m == 1 or row_bytes % _ROW_BYTES == 0),
+        x_is_aligned=has_aligned_rows(x),
     )
     rule = placed.activation.global_scale
     scales: list[torch.Tensor | float | None] = [None, None, None, 1.0, placed.lora_act_scale]
@@ -221,15 +233,6 @@ def multiply_operands(
     return y.contiguous()
 
 
-def allocate_rows(like: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-    """Return an uninitialised y [M, N] whose rows start at multiples of 16 bytes.
-
-    Where N is no such multiple it is a view that `contiguous` packs.
-    """
-    m, n = shape
-    return like.new_empty((m, round_up(n, _ROW_BYTES // 2)), dtype=dtype)[:, :n]
-
-
 def launch_gemm(
     operands: GemmOperands,
     outputs: Mapping[str, torch.Tensor],
@@ -260,8 +263,8 @@ def launch_gemm(
         k=operands.columns,
         rank=0 if lora_up is None else lora_up.shape[1],
         block_format=operands.block_format,
-        out_dtype=_name_dtype(out_dtype),
-        lora_dtype=_name_dtype(out_dtype if lora_up is None else lora_up.dtype),
+        out_dtype=name_dtype(out_dtype),
+        lora_dtype=name_dtype(out_dtype if lora_up is None else lora_up.dtype),
         epilogue=replace(
             epilogue,
             has_column_scale=operands.column_scale is not None,
@@ -311,11 +314,6 @@ def run_linear(
     return multiply_input(act, placed, x.dtype, backend, activation)
 
 
-def on_device(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which the GPU of `tensor` is the current one: launches go there."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
-
-
 def _check_input_fits(act: QuantizedInput, placed: PlacedLinear) -> None:
     if act.codes.ndim != 2:
         raise FormatError(f"act codes: shape {tuple(act.codes.shape)}, wanted [M, K_pad/2]")
@@ -332,7 +330,3 @@ def _check_input_fits(act: QuantizedInput, placed: PlacedLinear) -> None:
                 f"{tuple(like.shape)}: what quantize_act_lora returns for this linear on this "
                 "backend"
             )
-
-
-def _name_dtype(dtype: torch.dtype) -> Literal["float16", "bfloat16"]:
-    return "float16" if dtype == torch.float16 else "bfloat16"

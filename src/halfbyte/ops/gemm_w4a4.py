@@ -9,8 +9,9 @@ from halfbyte.errors import FormatError
 from halfbyte.formats.block_counts import BlockCounts
 from halfbyte.formats.block_scaled_tensor import BlockScaledTensor
 from halfbyte.kernels.gemm_w4a4.placement import PlacedLinear
-from halfbyte.ops.backends import check_backend, has_kernel_layout, see_session
-from halfbyte.ops.blackwell import QuantizedInput, check_kernel_dtype, multiply_input
+from halfbyte.ops import hopper
+from halfbyte.ops.backends import check_backend, find_layout, see_session
+from halfbyte.ops.blackwell import BlackwellPlacer, QuantizedInput, multiply_input
 from halfbyte.ops.checks import (
     check_dense_on,
     check_device,
@@ -18,6 +19,9 @@ from halfbyte.ops.checks import (
     check_same_device,
     refuse_gradients,
 )
+from halfbyte.ops.dense import check_no_function
+from halfbyte.ops.hopper_modes import check_mode, choose_split_mode
+from halfbyte.ops.kernel_tensors import check_kernel_dtype
 from halfbyte.ops.linear_parts import (
     LinearSpec,
     check_part_count,
@@ -40,7 +44,7 @@ _ACT_PARTS = ("codes", "scales", "global_scale", "lora_act")
     "halfbyte::gemm_w4a4",
     mutates_args=(),
     schema="(Tensor[] act, Tensor[] linear, str spec, ScalarType out_dtype, "
-    'str backend="auto", str activation="none") -> Tensor',
+    'str backend="auto", str activation="none", str mode="auto") -> Tensor',
 )
 def gemm_w4a4(
     act: Sequence[torch.Tensor],
@@ -49,6 +53,7 @@ def gemm_w4a4(
     out_dtype: torch.dtype,
     backend: str = "auto",
     activation: str = "none",
+    mode: str = "auto",
 ) -> torch.Tensor:
     """Return y [M, N] in `out_dtype`, rounded once; see `halfbyte.reference.gemm_w4a4`.
 
@@ -58,7 +63,9 @@ def gemm_w4a4(
         spec: `LinearSpec.encode()` of the linear.
         out_dtype: float16, bfloat16 or (on the CPU) float32.
         backend: one of `backends.BACKENDS`, that of `quantize_act_lora`.
-        activation: function of the float32 sums: "none", "gelu", "gelu_tanh" or "silu".
+        activation: function of the float32 sums: "none", "gelu", "gelu_tanh" or "silu"; on Hopper
+            "none".
+        mode: one of `hopper_modes.MODES`, that of `quantize_act_lora`.
 
     Raises FormatError for shapes, dtypes or a weight-only spec, UsageError for an unknown backend;
     UnsupportedHardwareError where no kernel exists for the device or the formats.
@@ -68,10 +75,18 @@ def gemm_w4a4(
     with see_session():
         parsed = check_product(act, linear, spec, out_dtype)
         check_function(activation)
+        check_mode(mode)
         chosen = check_device("gemm_w4a4", act[0].device, linear, backend)
         if chosen.target is None:
             quantized = make_cpu_input(act, parsed, rank_of(linear))
             return cpu.gemm_w4a4(quantized, make_linear(linear, parsed), out_dtype, activation)
+        if chosen.layout == "hopper":
+            check_no_function(activation, "Hopper's kernel")
+            lora_dtype = find_lora_dtype(act, linear, out_dtype)
+            placer = hopper.WgmmaPlacer(choose_split_mode(parsed, mode), lora_dtype)
+            quantized_input = hopper.WgmmaInput(*act)
+            placed_wgmma = find_placed(linear, parsed, placer)
+            return hopper.multiply_input(quantized_input, placed_wgmma, out_dtype, chosen)
         placed = find_placed_for(act, linear, parsed, out_dtype)
         return multiply_input(QuantizedInput(*act), placed, out_dtype, chosen, activation)
 
@@ -83,10 +98,18 @@ def find_placed_for(
     out_dtype: torch.dtype,
 ) -> PlacedLinear:
     """Return the placement of a linear for an activation; FormatError for a dtype without one."""
+    lora_dtype = find_lora_dtype(act, linear, out_dtype)
+    return find_placed(linear, spec, BlackwellPlacer(lora_dtype))
+
+
+def find_lora_dtype(
+    act: Sequence[torch.Tensor], linear: Sequence[torch.Tensor], out_dtype: torch.dtype
+) -> torch.dtype:
+    """Return the dtype of the low-rank operands; FormatError where a kernel has none such."""
     check_kernel_dtype("out_dtype", out_dtype)
     lora_dtype = act[3].dtype if rank_of(linear) > 0 else out_dtype
     check_kernel_dtype("act lora_act", lora_dtype)
-    return find_placed(linear, spec, lora_dtype)
+    return lora_dtype
 
 
 def make_cpu_input(
@@ -111,12 +134,14 @@ def _(
     out_dtype: torch.dtype,
     backend: str = "auto",
     activation: str = "none",
+    mode: str = "auto",
 ) -> torch.Tensor:
     check_backend(backend)
+    check_mode(mode)
     check_product(act, linear, spec, out_dtype)
     check_function(activation)
     check_same_device(act[0].device, linear)
-    if has_kernel_layout(act[0].device, backend):
+    if find_layout("gemm_w4a4", act[0].device, backend) != "cpu":
         check_kernel_dtype("out_dtype", out_dtype)
     return act[0].new_empty((act[0].shape[0], linear[0].shape[0]), dtype=out_dtype)
 

@@ -9,16 +9,15 @@ from dataclasses import dataclass
 
 import torch
 
+from halfbyte.errors import UnsupportedHardwareError
 from halfbyte.formats.input_rule import InputRule
 from halfbyte.kernels.gemm_w4a4.config import EpilogueConfig
 from halfbyte.kernels.gemm_w4a4.placement import GemmOperands, align
-from halfbyte.ops.backends import Backend, check_backend, has_kernel_layout, see_session
+from halfbyte.ops.backends import Backend, check_backend, find_layout, see_session
 from halfbyte.ops.blackwell import (
     InputShape,
     QuantizedInput,
     allocate_input,
-    allocate_rows,
-    check_kernel_dtype,
     launch_gemm,
     make_operands,
 )
@@ -29,6 +28,7 @@ from halfbyte.ops.checks import (
     refuse_gradients,
 )
 from halfbyte.ops.gemm_w4a4 import check_product, find_placed_for, make_cpu_input
+from halfbyte.ops.kernel_tensors import allocate_rows, check_kernel_dtype
 from halfbyte.ops.linear_parts import LinearSpec, make_linear, rank_of
 from halfbyte.ops.next_input import (
     NEXT_PART_NAMES,
@@ -89,7 +89,7 @@ def gemm_w4a4_quantized(
 
     Raises FormatError for shapes, dtypes or a weight-only spec, UsageError for an unknown backend;
     UnsupportedHardwareError where no kernel exists for the device, the formats or the next layer:
-    Blackwell's quantizes to NVFP4 with one level or a static global scale.
+    Blackwell's quantizes to NVFP4 with one level or a static global scale, Hopper has none.
     """
     with see_session():
         parsed = check_product(act, linear, spec, out_dtype)
@@ -97,6 +97,7 @@ def gemm_w4a4_quantized(
         chosen = check_device("gemm_w4a4_quantized", act[0].device, linear, backend)
         if chosen.target is None:
             return _run_on_cpu(act, linear, parsed, wanted)
+        _refuse_hopper(chosen.layout)
         check_kernel_rule(wanted.spec)
         placed = find_placed_for(act, linear, parsed, out_dtype)
         return _run_kernel(make_operands(QuantizedInput(*act), placed), wanted, chosen)
@@ -169,12 +170,26 @@ def _(
     wanted = _check_next(next, next_spec, (n, out_dtype), act[0].device)
     check_same_device(act[0].device, linear)
     y = act[0].new_empty((m, n) if wanted.spec.has_y else (0,), dtype=out_dtype)
-    if not has_kernel_layout(act[0].device, backend):
+    layout = find_layout("gemm_w4a4_quantized", act[0].device, backend)
+    _refuse_hopper(layout)
+    if layout == "cpu":
         return (y, *allocate_cpu_outputs(act[0], (m, n, 0), wanted.rule.activation))
     check_kernel_dtype("out_dtype", out_dtype)
     check_kernel_rule(wanted.spec)
     out = _allocate_quantized(act[0], (m, n), wanted)
     return y, out.codes, out.sf, out.global_scale, out.lora_act
+
+
+def _refuse_hopper(layout: str) -> None:
+    """Raise UnsupportedHardwareError for Hopper: its activations have a scale a token, not a block.
+
+    A token's scale needs the whole row of y, which many CTAs write.
+    """
+    if layout == "hopper":
+        raise UnsupportedHardwareError(
+            "halfbyte::gemm_w4a4_quantized has no kernel for Hopper, whose activations share one "
+            "scale along all of a row of y: call gemm_w4a4, then quantize_act_lora on its y"
+        )
 
 
 def _check_next(

@@ -11,17 +11,39 @@ import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from halfbyte.kernels.gemm_w4a4.placement import (
-    PlacedLinear,
-    place_linear,
-    replace_low_rank,
-)
+from halfbyte.errors import UnsupportedHardwareError
+from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.ops.linear_parts import PART_NAMES, LinearSpec, is_present, make_linear
+
+
+class Placement(Protocol):
+    """The tensors of one linear in a layout that something runs."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all its tensors, shared ones included."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of those that are the record's own."""
+
+
+PlacementT = TypeVar("PlacementT", bound=Placement)
+
+
+class Placer(Protocol[PlacementT]):
+    """Makes the placements of one kind; a hashable record of all that decides them."""
+
+    def place(self, linear: QuantizedLinear) -> PlacementT:
+        """Return the placement of a linear."""
+
+    def replace_low_rank(self, placed: PlacementT, linear: QuantizedLinear) -> PlacementT:
+        """Return `placed` with the low-rank branch of `linear`, which is else what it was."""
 
 
 @dataclass(eq=False)
@@ -33,13 +55,17 @@ class _Placements:
             another empty tensor on every call.
         versions: of all parts, each with its address.
         spec: what the bytes mean.
-        by_dtype: the placements, by dtype of the low-rank operands.
+        by_placer: the placements, by what made them.
+        outdated: those whose low-rank branch is another now; made current when they are used.
+        refused: why there is none, by what would have made it.
     """
 
     parts: tuple[weakref.ref[torch.Tensor] | None, ...]
     versions: tuple[tuple[int, int], ...]
     spec: LinearSpec
-    by_dtype: dict[torch.dtype, PlacedLinear] = field(default_factory=dict)
+    by_placer: dict[Placer[Any], Any] = field(default_factory=dict)
+    outdated: dict[Placer[Any], Any] = field(default_factory=dict)
+    refused: dict[Placer[Any], str] = field(default_factory=dict)
 
     def is_of(self, parts: Sequence[torch.Tensor], spec: LinearSpec) -> bool:
         """Return whether these are placements of `parts` as they are now."""
@@ -67,24 +93,27 @@ _placed: Any = WeakTensorKeyDictionary()
 
 
 def find_placed(
-    parts: Sequence[torch.Tensor], spec: LinearSpec, dtype: torch.dtype
-) -> PlacedLinear:
-    """Return the placement of a linear for x of `dtype`, made where there is none yet.
+    parts: Sequence[torch.Tensor], spec: LinearSpec, placer: Placer[PlacementT]
+) -> PlacementT:
+    """Return the placement of a linear by `placer`, made where there is none yet.
 
     Making one waits for the device: call the layer once before capturing it in a CUDA graph.
 
     Args:
         parts: the tensor list of `linear_parts.list_parts`.
         spec: what they mean.
-        dtype: float16 or bfloat16.
+        placer: of the kernels that are to run.
 
-    Raises what `place_linear` raises.
+    Raises what the placer raises.
     """
+    placed: PlacementT
     with _lock:
         kept = _placed.get(parts[0])
-        if kept is not None and kept.is_of(parts, spec) and dtype in kept.by_dtype:
-            placed: PlacedLinear = kept.by_dtype[dtype]
+        if kept is not None and kept.is_of(parts, spec) and placer in kept.by_placer:
+            placed = kept.by_placer[placer]
             return placed
+        if kept is not None and placer in kept.refused and kept.is_of(parts, spec):
+            raise UnsupportedHardwareError(kept.refused[placer])
         # `.data`: a tensor that shares the codes without keeping the key of this table alive.
         linear = make_linear([parts[0].data, *parts[1:]], spec)
         if kept is None or not kept.is_of(parts, spec):
@@ -93,13 +122,24 @@ def find_placed(
                 weakref.ref(part) if is_present(part) else None for part in parts[1:]
             )
             kept = _placed[parts[0]] = _Placements(references, _read_versions(parts), spec)
-            before = None if old is None else old.by_dtype.get(dtype)
-            if old is not None and before is not None and old.differs_in_low_rank_alone(kept):
-                kept.by_dtype[dtype] = replace_low_rank(before, linear, dtype)
-        if dtype not in kept.by_dtype:
-            kept.by_dtype[dtype] = place_linear(linear, dtype)
-        placed = kept.by_dtype[dtype]
+            if old is not None and old.differs_in_low_rank_alone(kept):
+                kept.outdated = old.outdated | old.by_placer
+        placed = _make_placed(kept, placer, linear)
         return placed
+
+
+def _make_placed(kept: _Placements, placer: Placer[Any], linear: QuantizedLinear) -> Any:
+    """Return a placement that is kept from now on; a refusal is kept too."""
+    try:
+        if placer in kept.outdated:
+            placed = placer.replace_low_rank(kept.outdated.pop(placer), linear)
+        else:
+            placed = placer.place(linear)
+    except UnsupportedHardwareError as error:
+        kept.refused[placer] = str(error)
+        raise
+    kept.by_placer[placer] = placed
+    return placed
 
 
 def forget_placed(parts: Sequence[torch.Tensor]) -> None:
@@ -112,8 +152,8 @@ def count_placed_bytes(parts: Sequence[torch.Tensor]) -> int:
     """Return the bytes that placements take beside the linear's own tensors."""
     with _lock:
         kept = _placed.get(parts[0])
-        by_dtype = {} if kept is None else kept.by_dtype
-        return sum(placed.num_bytes - placed.shared_bytes for placed in by_dtype.values())
+        every = [] if kept is None else [*kept.by_placer.values(), *kept.outdated.values()]
+        return sum(placed.num_bytes - placed.shared_bytes for placed in every)
 
 
 def _read_versions(parts: Sequence[torch.Tensor]) -> tuple[tuple[int, int], ...]:

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import torch
 
 from halfbyte.errors import FormatError, UnsupportedHardwareError
-from halfbyte.ops.backends import check_backend, has_kernel_layout, see_session
-from halfbyte.ops.blackwell import check_kernel_dtype, on_device, project_input, round_up_rank
+from halfbyte.ops.backends import Layout, check_backend, find_layout, see_session
+from halfbyte.ops.blackwell import BlackwellPlacer, project_input, round_up_rank
 from halfbyte.ops.checks import check_device, check_input, check_same_device, refuse_gradients
+from halfbyte.ops.kernel_tensors import check_kernel_dtype, on_device
 from halfbyte.ops.linear_parts import (
     LinearSpec,
     check_part_count,
@@ -40,7 +41,7 @@ def project_lora(
     Returns [M, R] float32 on the CPU; on Blackwell [M, R_pad] in x's dtype, scaled for this linear.
 
     Raises FormatError for shapes and dtypes, or a weight-only linear; UnsupportedHardwareError
-    where no kernel exists for x's device, and on Blackwell for a dynamic global scale.
+    where no kernel exists for x's device, on Hopper, and on Blackwell for a dynamic global scale.
     """
     from halfbyte import cpu
 
@@ -52,9 +53,9 @@ def project_lora(
             return (
                 x.new_empty((x.shape[0], 0), dtype=torch.float32) if lora_act is None else lora_act
             )
-        _check_kernel(x, parsed)
+        _check_kernel(x, parsed, chosen.layout)
         with on_device(x):
-            return project_input(x, find_placed(linear, parsed, x.dtype))
+            return project_input(x, find_placed(linear, parsed, BlackwellPlacer(x.dtype)))
 
 
 refuse_gradients(project_lora)
@@ -68,9 +69,10 @@ def _(
     parsed = _check(x, linear, spec)
     check_same_device(x.device, linear)
     rank = rank_of(linear)
-    if not has_kernel_layout(x.device, backend):
+    layout = find_layout("project_lora", x.device, backend)
+    if layout == "cpu":
         return x.new_empty((x.shape[0], rank), dtype=torch.float32)
-    _check_kernel(x, parsed)
+    _check_kernel(x, parsed, layout)
     return x.new_empty((x.shape[0], round_up_rank(rank)))
 
 
@@ -83,8 +85,13 @@ def _check(x: torch.Tensor, linear: Sequence[torch.Tensor], spec: str) -> Linear
     return parsed
 
 
-def _check_kernel(x: torch.Tensor, spec: LinearSpec) -> None:
+def _check_kernel(x: torch.Tensor, spec: LinearSpec, layout: Layout) -> None:
     check_kernel_dtype("x", x.dtype)
+    if layout == "hopper":
+        raise UnsupportedHardwareError(
+            "halfbyte::project_lora has no kernel for Hopper, where lora_act is divided by the "
+            "scales of x's rows, which quantize_act_lora finds; call that"
+        )
     activation = spec.activation_format
     if activation is not None and activation.global_scale == "dynamic":
         raise UnsupportedHardwareError(

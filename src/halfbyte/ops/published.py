@@ -8,7 +8,8 @@ from halfbyte.kernels.gemm_w4a4.published_operands import (
     convert_published_operands,
 )
 from halfbyte.ops.backends import choose_backend, see_session
-from halfbyte.ops.blackwell import check_kernel_dtype, multiply_operands
+from halfbyte.ops.blackwell import multiply_operands
+from halfbyte.ops.kernel_tensors import check_kernel_dtype
 
 
 @torch.no_grad()
@@ -32,7 +33,7 @@ def gemm_published(
         raise FormatError(f"wgt: {type(published.wgt).__name__}, wanted a tensor [N, K/2]")
     with see_session():
         chosen = choose_backend("gemm_published", published.wgt.device, backend)
-        if chosen.target is None:
+        if chosen.layout != "blackwell":
             raise UnsupportedHardwareError(
                 "halfbyte::gemm_published runs the Blackwell kernel alone: move the operands to a "
                 "B200 or B300, or name backend 'virtual-b200'"

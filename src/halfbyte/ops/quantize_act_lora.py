@@ -9,9 +9,11 @@ from halfbyte.formats.activation import ActivationFormat
 from halfbyte.formats.block_scaled_tensor import BlockScaledTensor
 from halfbyte.formats.dtypes import FLOAT_BY_NAME
 from halfbyte.formats.quantized_linear import QuantizedLinear
-from halfbyte.ops.backends import check_backend, has_kernel_layout, see_session
-from halfbyte.ops.blackwell import InputShape, allocate_input, check_kernel_dtype, quantize_input
+from halfbyte.ops import blackwell, hopper
+from halfbyte.ops.backends import check_backend, find_layout, see_session
 from halfbyte.ops.checks import check_device, check_input, check_same_device, refuse_gradients
+from halfbyte.ops.hopper_modes import check_mode, choose_split_mode
+from halfbyte.ops.kernel_tensors import check_kernel_dtype
 from halfbyte.ops.linear_parts import (
     LinearSpec,
     check_part_count,
@@ -26,11 +28,15 @@ from halfbyte.ops.placed_linears import find_placed
 @torch.library.custom_op(
     "halfbyte::quantize_act_lora",
     mutates_args=(),
-    schema='(Tensor x, Tensor[] linear, str spec, str backend="auto") '
+    schema='(Tensor x, Tensor[] linear, str spec, str backend="auto", str mode="auto") '
     "-> (Tensor, Tensor, Tensor, Tensor)",
 )
 def quantize_act_lora(
-    x: torch.Tensor, linear: Sequence[torch.Tensor], spec: str, backend: str = "auto"
+    x: torch.Tensor,
+    linear: Sequence[torch.Tensor],
+    spec: str,
+    backend: str = "auto",
+    mode: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return (codes, scales, global_scale, lora_act) of x for a linear; see `halfbyte.reference`.
 
@@ -39,6 +45,7 @@ def quantize_act_lora(
         linear: the tensor list of `linear_parts.list_parts`.
         spec: `LinearSpec.encode()` of the linear; it must have an activation format.
         backend: one of `backends.BACKENDS`.
+        mode: one of `hopper_modes.MODES` but "bf16"; "auto" is the same for every M here.
 
     Returns on the CPU:
         codes: [M, row_bytes(K)] uint8, packed low nibble first, padding zero.
@@ -46,8 +53,9 @@ def quantize_act_lora(
         global_scale: [] float32, or [0] where the format has none.
         lora_act: [M, R] float32, [M, 0] without a low-rank branch.
 
-    Returns on Blackwell the layouts of `blackwell.QuantizedInput`. lora_act is scaled for this
-    linear there: only linears that share smooth, low-rank factors and scales can share it.
+    Returns on Blackwell the layouts of `blackwell.QuantizedInput`, on Hopper those of
+    `hopper.WgmmaInput`. lora_act is scaled for this linear there: only linears that share smooth,
+    low-rank factors and scales can share it.
 
     A block with a NaN or an infinity has a NaN scale and zero codes.
 
@@ -56,11 +64,17 @@ def quantize_act_lora(
     """
     with see_session():
         parsed, _ = _check(x, linear, spec)
+        check_mode(mode)
         chosen = check_device("quantize_act_lora", x.device, linear, backend)
         if chosen.target is None:
             return _quantize_on_cpu(x, make_linear(linear, parsed))
         check_kernel_dtype("x", x.dtype)
-        out = quantize_input(x, find_placed(linear, parsed, x.dtype), chosen)
+        if chosen.layout == "hopper":
+            placer = hopper.WgmmaPlacer(choose_split_mode(parsed, mode), x.dtype)
+            act = hopper.quantize_input(x, find_placed(linear, parsed, placer), chosen)
+            return act.codes, act.scales, act.global_scale, act.lora_act
+        placed = find_placed(linear, parsed, blackwell.BlackwellPlacer(x.dtype))
+        out = blackwell.quantize_input(x, placed, chosen)
         return out.codes, out.sf, out.global_scale, out.lora_act
 
 
@@ -91,17 +105,32 @@ refuse_gradients(quantize_act_lora)
 
 @quantize_act_lora.register_fake
 def _(
-    x: torch.Tensor, linear: Sequence[torch.Tensor], spec: str, backend: str = "auto"
+    x: torch.Tensor,
+    linear: Sequence[torch.Tensor],
+    spec: str,
+    backend: str = "auto",
+    mode: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     check_backend(backend)
+    check_mode(mode)
     parsed, activation = _check(x, linear, spec)
     check_same_device(x.device, linear)
     m, k, rank = x.shape[0], parsed.columns, rank_of(linear)
-    if has_kernel_layout(x.device, backend):
+    layout = find_layout("quantize_act_lora", x.device, backend)
+    if layout != "cpu":
         check_kernel_dtype("x", x.dtype)
+    if layout == "hopper":
+        wanted = hopper.WgmmaInputShape(m, k, rank, choose_split_mode(parsed, mode), activation)
+        act = hopper.allocate_input(x, wanted)
+        return act.codes, act.scales, act.global_scale, act.lora_act
+    if layout == "blackwell":
         block_format = activation.block_format
-        shape = InputShape(m, k, rank, block_format.block_size, block_format.has_global_scale)
-        out = allocate_input(x, shape)
+        out = blackwell.allocate_input(
+            x,
+            blackwell.InputShape(
+                m, k, rank, block_format.block_size, block_format.has_global_scale
+            ),
+        )
         return out.codes, out.sf, out.global_scale, out.lora_act
     return allocate_cpu_outputs(x, (m, k, rank), activation)
 

@@ -4,9 +4,12 @@ from collections.abc import Sequence
 
 import torch
 
-from halfbyte.ops.backends import check_backend, has_kernel_layout, see_session
-from halfbyte.ops.blackwell import check_kernel_dtype, run_linear
+from halfbyte.ops import blackwell, hopper
+from halfbyte.ops.backends import check_backend, find_layout, see_session
 from halfbyte.ops.checks import check_device, check_input, check_same_device, refuse_gradients
+from halfbyte.ops.dense import DensePlacer, check_no_function, multiply_dense
+from halfbyte.ops.hopper_modes import DENSE, check_mode
+from halfbyte.ops.kernel_tensors import check_kernel_dtype
 from halfbyte.ops.linear_parts import check_part_count, decode_spec, make_linear
 from halfbyte.ops.next_input import check_function
 from halfbyte.ops.placed_linears import find_placed
@@ -16,7 +19,7 @@ from halfbyte.ops.placed_linears import find_placed
     "halfbyte::w4a4_linear",
     mutates_args=(),
     schema='(Tensor x, Tensor[] linear, str spec, str backend="auto", '
-    'str activation="none") -> Tensor',
+    'str activation="none", str mode="auto") -> Tensor',
 )
 def w4a4_linear(
     x: torch.Tensor,
@@ -24,21 +27,25 @@ def w4a4_linear(
     spec: str,
     backend: str = "auto",
     activation: str = "none",
+    mode: str = "auto",
 ) -> torch.Tensor:
     """Return y [M, N] in x's dtype, rounded once; see `halfbyte.reference.w4a4_linear`.
 
-    On Blackwell lora_act is rounded to x's dtype in between.
+    On GPUs lora_act is rounded to x's dtype in between. On Hopper "auto" may take another kernel
+    for another M: a row alone and in a batch then differ as two accuracies do.
 
     Args:
         x: [M, K] float16, bfloat16 or (on the CPU) float32, any strides.
         linear: the tensor list of `linear_parts.list_parts`.
         spec: `LinearSpec.encode()` of the linear.
         backend: one of `backends.BACKENDS`.
-        activation: function of the float32 sums: "none", "gelu", "gelu_tanh" or "silu".
+        activation: function of the float32 sums: "none", "gelu", "gelu_tanh" or "silu"; on Hopper
+            and in mode "bf16" only "none".
+        mode: one of `hopper_modes.MODES`.
 
     A NaN or an infinity in a quantized x makes its row of y NaN, other rows do not change.
 
-    Raises FormatError for shapes and dtypes, UsageError for an unknown backend;
+    Raises FormatError for shapes and dtypes, UsageError for an unknown backend or mode;
     UnsupportedHardwareError where no kernel exists for x's device or the formats.
     """
     from halfbyte import cpu
@@ -48,10 +55,19 @@ def w4a4_linear(
         check_part_count(linear)
         check_input(x, parsed)
         check_function(activation)
+        check_mode(mode)
         chosen = check_device("w4a4_linear", x.device, linear, backend)
         if chosen.target is not None:
             check_kernel_dtype("x", x.dtype)
-            return run_linear(x, find_placed(linear, parsed, x.dtype), chosen, activation)
+        if mode == DENSE:
+            check_no_function(activation, "mode 'bf16'")
+            return multiply_dense(x, find_placed(linear, parsed, DensePlacer(x.dtype)))
+        if chosen.layout == "hopper":
+            check_no_function(activation, "Hopper's kernel")
+            return hopper.run_linear(x, hopper.choose_placed(linear, parsed, x, mode), chosen)
+        if chosen.layout == "blackwell":
+            placed = find_placed(linear, parsed, blackwell.BlackwellPlacer(x.dtype))
+            return blackwell.run_linear(x, placed, chosen, activation)
         return cpu.w4a4_linear(x, make_linear(linear, parsed), activation)
 
 
@@ -65,12 +81,14 @@ def _(
     spec: str,
     backend: str = "auto",
     activation: str = "none",
+    mode: str = "auto",
 ) -> torch.Tensor:
     check_backend(backend)
+    check_mode(mode)
     check_input(x, decode_spec(spec))
     check_function(activation)
     check_part_count(linear)
     check_same_device(x.device, linear)
-    if has_kernel_layout(x.device, backend):
+    if find_layout("w4a4_linear", x.device, backend) != "cpu":
         check_kernel_dtype("x", x.dtype)
     return x.new_empty((x.shape[0], linear[0].shape[0]))

@@ -28,7 +28,7 @@ from halfbyte.nn.low_rank_stack import (
     set_delta_strength,
     stack_delta,
 )
-from halfbyte.ops import placed_linears
+from halfbyte.ops import blackwell
 from halfbyte.virtual.driver.availability import find_absent_packages, find_missing_parts
 from tests.nn.adapters.adapter_files import (
     TARGETS,
@@ -296,7 +296,7 @@ def test_blackwell_places_the_low_rank_branch_alone(monkeypatch: pytest.MonkeyPa
     def refuse(*_: Any) -> None:
         raise AssertionError("the weight was packed again")
 
-    monkeypatch.setattr(placed_linears, "place_linear", refuse)
+    monkeypatch.setattr(blackwell, "place_linear", refuse)
     one = make_factors(40, 96, rank=12)
     one = type(one)(one.down.bfloat16(), one.up.bfloat16())
     stack_delta(module, "a", LowRankDelta(one.down, one.up))
