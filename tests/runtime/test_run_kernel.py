@@ -9,7 +9,7 @@ import torch
 
 from halfbyte.errors import UnsupportedHardwareError, UsageError
 from halfbyte.runtime.compile_kernel import compile_kernel
-from halfbyte.runtime.run_kernel import prepare_kernel, run_kernel
+from halfbyte.runtime.run_kernel import prepare_kernel, record_launches, run_kernel
 from halfbyte.runtime.virtual_device import (
     LentTensors,
     check_findings,
@@ -188,6 +188,19 @@ def test_every_session_gets_the_kernel_anew() -> None:
         a, b, y = make_vectors("cpu")  # and between them there is the one kept
         run_kernel(SOURCE, a, b, y, N, virtual_gpu="b200")
         check(y)
+
+
+def test_recorded_launches_repeat_what_ran_and_nothing_else_is_recorded(session: cuda) -> None:
+    a, b, y = make_vectors("cuda")
+    run_kernel(SOURCE, a, b, y, N)
+    with record_launches() as launches:
+        run_kernel(SOURCE, a, b, y, N)
+    run_kernel(SOURCE, a, b, y, N)
+    assert len(launches) == 1
+    assert len(session.log) == 3
+    y.fill_(float("nan"))
+    launches[0].launch()
+    check(y)
 
 
 def test_a_prepared_launch_runs_when_told_and_not_before(session: cuda) -> None:

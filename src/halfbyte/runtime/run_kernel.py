@@ -1,6 +1,8 @@
 """The one way in for ops: a kernel source and its arguments, wherever these live."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from halfbyte.device.kernel_source import KernelSource
@@ -9,6 +11,8 @@ from halfbyte.runtime.compile_kernel import compile_kernel
 from halfbyte.runtime.launch import PreparedLaunch
 from halfbyte.runtime.targets import check_runs_on
 from halfbyte.runtime.virtual_device import run_on_virtual_gpu
+
+_recorded: ContextVar[list[PreparedLaunch] | None] = ContextVar("recorded", default=None)
 
 
 def run_kernel(source: KernelSource, *arguments: Any, virtual_gpu: str | None = None) -> None:
@@ -28,7 +32,29 @@ def run_kernel(source: KernelSource, *arguments: Any, virtual_gpu: str | None = 
         run_on_virtual_gpu(virtual_gpu, source, *arguments)
         return
     check_device(source, arguments)
-    compile_kernel(source)(*arguments)
+    recorded = _recorded.get()
+    if recorded is None:
+        compile_kernel(source)(*arguments)
+        return
+    prepared = compile_kernel(source).prepare(*arguments)
+    prepared.launch()
+    recorded.append(prepared)
+
+
+@contextlib.contextmanager
+def record_launches() -> Iterator[list[PreparedLaunch]]:
+    """Yield a list that gets every kernel that ops launch on a GPU in the meantime, prepared.
+
+    Launching them again in that order repeats what the ops did, on the same memory and without
+    their checks; what an op does by torch's own operations (an unaligned tensor's copy) is not
+    among them.
+    """
+    recorded: list[PreparedLaunch] = []
+    token = _recorded.set(recorded)
+    try:
+        yield recorded
+    finally:
+        _recorded.reset(token)
 
 
 def prepare_kernel(source: KernelSource, *arguments: Any) -> PreparedLaunch:
