@@ -18,7 +18,7 @@ the column is the low-rank branch plus bias.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -29,6 +29,7 @@ from halfbyte.formats.block_scaled_tensor import BlockScaledTensor
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.formats.scale_layout import pack_scales
 from halfbyte.kernels.gemm_w4a4.balance import ActivationRange, LowRankRange, choose_exponent
+from halfbyte.kernels.placed_bytes import count_bytes, count_shared_bytes
 
 LORA_DTYPES: Final = (torch.float16, torch.bfloat16)
 K_MULTIPLE: Final = 32  # codes: a row stride of 16 bytes, which TMA wants
@@ -90,7 +91,7 @@ class PlacedLinear:
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors, `shared_bytes` included."""
-        return sum(_count_bytes(part) for part in _list_tensors(self))
+        return count_bytes(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +163,7 @@ def place_linear(linear: QuantizedLinear, dtype: torch.dtype) -> PlacedLinear:
         activation_global_scale=_to_scalar(linear.activation_global_scale),
         shared_bytes=0,
     )
-    return replace(placed, shared_bytes=_count_shared_bytes(placed, linear))
+    return replace(placed, shared_bytes=count_shared_bytes(placed, linear, linear.weight))
 
 
 def replace_low_rank(
@@ -188,7 +189,7 @@ def replace_low_rank(
         lora_up=lora_up,
         lora_act_scale=2.0**exponent,
     )
-    return replace(again, shared_bytes=_count_shared_bytes(again, linear))
+    return replace(again, shared_bytes=count_shared_bytes(again, linear, linear.weight))
 
 
 def check_runs_on_blackwell(linear: QuantizedLinear) -> None:
@@ -218,8 +219,9 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def _check_values(linear: QuantizedLinear) -> None:
-    """Raise FormatError naming the first part with a value that no product survives."""
+def check_parts(linear: QuantizedLinear) -> None:
+    """Raise FormatError naming the first part beside codes and block scales that fits no product:
+    one that is not finite, or a `smooth` that is not positive."""
     parts = {
         "weight_global_scale": linear.weight.global_scale,
         "activation_global_scale": linear.activation_global_scale,
@@ -235,6 +237,11 @@ def _check_values(linear: QuantizedLinear) -> None:
     if linear.smooth is not None and not bool((linear.smooth > 0).all()):
         wrong = _name_first(linear.smooth <= 0, linear.smooth)
         raise FormatError(f"smooth{wrong}, wanted positive: x is divided by it")
+
+
+def _check_values(linear: QuantizedLinear) -> None:
+    """Raise FormatError naming the first part with a value that no product survives."""
+    check_parts(linear)
     static = linear.activation_global_scale
     if static is not None and float(static) < 0:
         raise FormatError(
@@ -310,20 +317,31 @@ def _place_low_rank(
     """Return (lora_down, lora_up, the exponent of lora_act_scale)."""
     if linear.lora_down is None or linear.lora_up is None or linear.rank == 0:
         return None, None, 0
-    k, rank = linear.in_features, linear.rank
-    padded_rank = round_up(rank, RANK_MULTIPLE)
-    device = linear.lora_down.device
-    lora_down = torch.zeros((padded_rank, round_up(k, K_MULTIPLE)), dtype=dtype, device=device)
-    lora_down[:rank, :k] = linear.lora_down
-    if not bool(torch.isfinite(lora_down).all()):
-        largest = linear.lora_down.abs().max().item()
-        raise FormatError(
-            f"lora_down: {linear.lora_down.dtype} up to {largest:g} does not fit {dtype}; run the "
-            "layer in torch.bfloat16"
-        )
-    activation = _bound_lora_act(linear, lora_down[:rank, :k])
+    shape = (round_up(linear.rank, RANK_MULTIPLE), round_up(linear.in_features, K_MULTIPLE))
+    lora_down = place_lora_down(linear.lora_down, shape, dtype)
+    largest, expected = _bound_act(linear)
+    activation = bound_lora_act(linear, dtype, largest, expected)
     lora_up, exponent = place_lora_up(linear.lora_up, factor, dtype, activation)
     return lora_down, lora_up, exponent
+
+
+def place_lora_down(
+    lora_down: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype
+) -> torch.Tensor:
+    """Return `lora_down` [R, K] in `dtype`, with zeros up to `shape`.
+
+    Raises FormatError where a number does not fit the dtype.
+    """
+    rank, k = lora_down.shape
+    placed = torch.zeros(shape, dtype=dtype, device=lora_down.device)
+    placed[:rank, :k] = lora_down
+    if not bool(torch.isfinite(placed).all()):
+        largest = lora_down.abs().max().item()
+        raise FormatError(
+            f"lora_down: {lora_down.dtype} up to {largest:g} does not fit {dtype}; run the "
+            "layer in torch.bfloat16"
+        )
+    return placed
 
 
 def place_lora_up(
@@ -353,18 +371,33 @@ def place_lora_up(
     return placed, exponent
 
 
-def _bound_lora_act(linear: QuantizedLinear, lora_down: torch.Tensor) -> ActivationRange:
-    """Return the range of x @ lora_down.T / alpha by `balance` (3), for lora_down [R, K]."""
+def _bound_act(linear: QuantizedLinear) -> tuple[float, float]:
+    """Return Z and Z' of `balance` (3) for 4-bit activations."""
     assert linear.activation is not None
-    if lora_down.numel() == 0:
-        return ActivationRange(0.0, 0.0)
-    weights = lora_down.double()
-    if linear.smooth is not None:
-        weights = weights * linear.smooth.double()
     largest = LARGEST_TWO_LEVEL
     if linear.activation_global_scale is not None:
         largest *= float(linear.activation_global_scale)
     expected = EXPECTED_ONE_LEVEL if linear.activation.global_scale == "none" else largest
+    return largest, expected
+
+
+def bound_lora_act(
+    linear: QuantizedLinear, dtype: torch.dtype, largest: float, expected: float
+) -> ActivationRange:
+    """Return the range of x @ lora_down.T / alpha by `balance` (3), lora_down rounded to `dtype`.
+
+    Args:
+        linear: with a low-rank branch.
+        dtype: of lora_down in the kernel.
+        largest: Z, what |x / smooth| / alpha is at most.
+        expected: Z', what it is expected to be.
+    """
+    assert linear.lora_down is not None
+    weights = linear.lora_down.to(dtype).double()
+    if weights.numel() == 0:
+        return ActivationRange(0.0, 0.0)
+    if linear.smooth is not None:
+        weights = weights * linear.smooth.double()
     return ActivationRange(
         bound=float(weights.abs().sum(1).max()) * largest,
         expected=float(weights.square().sum(1).max().sqrt()) * expected,
@@ -382,18 +415,3 @@ def align(tensor: torch.Tensor) -> torch.Tensor:
 
 def _to_scalar(part: torch.Tensor | None) -> torch.Tensor | None:
     return None if part is None else part.detach().reshape(1)
-
-
-def _count_shared_bytes(placed: PlacedLinear, linear: QuantizedLinear) -> int:
-    """Return the bytes of placed tensors that lie in the record's memory."""
-    of_record = {part.data_ptr() for part in (linear.weight.data, *_list_tensors(linear))}
-    return sum(_count_bytes(part) for part in _list_tensors(placed) if part.data_ptr() in of_record)
-
-
-def _list_tensors(record: PlacedLinear | QuantizedLinear) -> list[torch.Tensor]:
-    parts = (getattr(record, field.name) for field in fields(record))
-    return [part for part in parts if isinstance(part, torch.Tensor)]
-
-
-def _count_bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
