@@ -9,7 +9,12 @@ import torch
 
 from halfbyte.errors import UnsupportedHardwareError, UsageError
 from halfbyte.runtime.compile_kernel import compile_kernel
-from halfbyte.runtime.run_kernel import prepare_kernel, record_launches, run_kernel
+from halfbyte.runtime.run_kernel import (
+    collect_sources,
+    prepare_kernel,
+    record_launches,
+    run_kernel,
+)
 from halfbyte.runtime.virtual_device import (
     LentTensors,
     check_findings,
@@ -198,8 +203,19 @@ def test_recorded_launches_repeat_what_ran_and_nothing_else_is_recorded(session:
     run_kernel(SOURCE, a, b, y, N)
     assert len(launches) == 1
     assert len(session.log) == 3
+    assert launches[0].arguments[2] is y
     y.fill_(float("nan"))
     launches[0].launch()
+    check(y)
+
+
+def test_collected_sources_are_not_run() -> None:
+    a, b, y = make_vectors("cpu")
+    with collect_sources() as sources:
+        run_kernel(SOURCE, a, b, y, N, virtual_gpu="b200")
+    assert sources == [SOURCE]
+    assert y.isnan().all()
+    run_kernel(SOURCE, a, b, y, N, virtual_gpu="b200")
     check(y)
 
 

@@ -72,6 +72,11 @@ class PreparedLaunch:
             kernel if type(kernel) is not LoadedKernel else kernel._call
         )
 
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """What is bound, in the order of the kernel's host function."""
+        return self._arguments
+
     def launch(self) -> None:
         """Launch on torch's current stream: no allocation, no compilation, no waiting."""
         self._call(*self._arguments)

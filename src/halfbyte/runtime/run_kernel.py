@@ -14,6 +14,8 @@ from halfbyte.runtime.virtual_device import run_on_virtual_gpu
 
 _recorded: ContextVar[list[PreparedLaunch] | None] = ContextVar("recorded", default=None)
 
+_collected: ContextVar[list[KernelSource] | None] = ContextVar("collected", default=None)
+
 
 def run_kernel(source: KernelSource, *arguments: Any, virtual_gpu: str | None = None) -> None:
     """Launch a kernel on torch's current stream, or run it on a virtual GPU.
@@ -28,6 +30,10 @@ def run_kernel(source: KernelSource, *arguments: Any, virtual_gpu: str | None = 
         UsageError: the tensors are on the CPU and no virtual GPU is named.
         HalfbyteError: see `compile_kernel` and `run_on_virtual_gpu`.
     """
+    collected = _collected.get()
+    if collected is not None:
+        collected.append(source)
+        return
     if virtual_gpu is not None:
         run_on_virtual_gpu(virtual_gpu, source, *arguments)
         return
@@ -55,6 +61,21 @@ def record_launches() -> Iterator[list[PreparedLaunch]]:
         yield recorded
     finally:
         _recorded.reset(token)
+
+
+@contextlib.contextmanager
+def collect_sources() -> Iterator[list[KernelSource]]:
+    """Yield a list that gets the source of every kernel that ops would run; none is run.
+
+    What the ops return in the meantime is not initialised. It tells what to build ahead of time
+    for a GPU that is not here: the ops of a virtual GPU choose as those of the real one do.
+    """
+    collected: list[KernelSource] = []
+    token = _collected.set(collected)
+    try:
+        yield collected
+    finally:
+        _collected.reset(token)
 
 
 def prepare_kernel(source: KernelSource, *arguments: Any) -> PreparedLaunch:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from halfbyte.errors import UsageError, printable
 
 _SHAPE = re.compile(r"(\d+)x(\d+)x(\d+)(?:x(\d+))?")
-MODES = ("fp8", "exact", "int8")
+MODES = ("fp8", "exact", "int8", "exact_int4")
 
 
 @dataclass(frozen=True, order=True)

@@ -41,7 +41,8 @@ class Trial:
     Attributes:
         operands: what the call reads, tensors and modules by name; each set gets copies.
         outputs: what it writes, each set its own; filled with NaN or 0x7F before the check.
-        bind: takes operands and outputs of one set and returns the call.
+        bind: takes operands and outputs of one set and returns the call; it may put into the
+            outputs what it allocates itself.
         expect: takes operands and outputs after the call, and returns what must hold.
         rate: the measured rate of the GPU that its TFLOPS are compared with.
         moved_bytes: read and written by one call, each byte once; decides how many sets there are.
@@ -98,8 +99,9 @@ def check_trial(trial: Trial) -> float:
     Raises:
         WrongResultError: an output differs more than its limit, or is not finite.
     """
+    launch = trial.bind(trial.operands, trial.outputs)
     poison(trial.outputs)
-    trial.bind(trial.operands, trial.outputs)()
+    launch()
     largest = 0.0
     for expected in trial.expect(trial.operands, trial.outputs):
         error = measure_error(expected)
