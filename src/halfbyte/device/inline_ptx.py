@@ -6,6 +6,7 @@ promised to the last bit, a kernel names the instruction itself.
 
 from typing import Any
 
+import cutlass.cute as cute
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 
@@ -26,6 +27,41 @@ def emit_ptx(text: str, result_types: tuple[Any, ...], operands: tuple[Any, ...]
 def emit_memory_ptx(text: str, result_types: tuple[Any, ...], operands: tuple[Any, ...]) -> Any:
     """Return what `emit_ptx` does, None without results, in order with other memory accesses."""
     return _emit(text, result_types, operands, touches_memory=True)
+
+
+def update_by_ptx(text: str, values: Any, operands: tuple[Any, ...] = ()) -> None:
+    """Change registers by PTX, in order with other memory accesses.
+
+    Args:
+        text: PTX; with n values, `$0` to `$n-1` are the registers, `$2n` and on the operands. It may
+            be empty or not name them: then they are only held in place.
+        values: a tensor of n numbers in registers, read before and written after.
+        operands: CuTe numbers.
+    """
+    count = cute.size(values)
+    before = [values[index].ir_value() for index in range(count)]
+    others = [one.ir_value() for one in operands]
+    letter = _LETTERS[str(before[0].type)]
+    letters = [f"={letter}"] * count
+    letters += [str(index) for index in range(count)]
+    letters += [_LETTERS[str(one.type)] for one in others]
+    result_type = before[0].type
+    if count > 1:
+        result_type = llvm.StructType.get_literal([result_type] * count)
+    result = llvm.inline_asm(
+        result_type,
+        before + others,
+        text,
+        ",".join([*letters, "~{memory}"]),
+        has_side_effects=True,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+    for index in range(count):
+        after = result
+        if count > 1:
+            position = ir.DenseI64ArrayAttr.get([index])
+            after = llvm.extractvalue(before[0].type, result, position)
+        values[index] = values.element_type(after)
 
 
 def _emit(

@@ -163,3 +163,16 @@ def st_global_pair(address: Int64, low: Uint32, high: Uint32) -> None:
 def st_global_v4(address: Int64, words: Words4) -> None:
     """Store 16 bytes to global memory."""
     emit_memory_ptx("st.global.v4.b32 [$0], {$1, $2, $3, $4};", (), (address, *words))
+
+
+def cp_async_bulk(shared: Int32, source: Int64, num_bytes: int, barrier: Int32) -> None:
+    """Start a copy of `num_bytes` contiguous bytes to shared memory; they count at `barrier`.
+
+    Addresses and size are multiples of 16.
+    """
+    emit_memory_ptx(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+        f"[$0], [$1], {num_bytes}, [$2];",
+        (),
+        (shared, source, barrier),
+    )

@@ -36,3 +36,22 @@ def mma_m16n8k16(a: Fragment, b: tuple[Uint32, Uint32], c: Accumulator, dtype: s
         (*a, *b, *c),
     )
     return result
+
+
+def stmatrix_x4_trans(address: Int32, fragment: Fragment) -> None:
+    """Store four transposed 8 x 8 matrices of 16 bits; lanes 8i to 8i+7 give the rows of matrix i.
+
+    Row r of a stored matrix is column r of the fragment's, 16 bytes.
+    """
+    emit_memory_ptx(
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [$0], {$1, $2, $3, $4};",
+        (),
+        (address, *fragment),
+    )
+
+
+def stmatrix_x2_trans(address: Int32, fragment: tuple[Uint32, Uint32]) -> None:
+    """Store two transposed 8 x 8 matrices of 16 bits; lanes 0 to 15 give their rows."""
+    emit_memory_ptx(
+        "stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [$0], {$1, $2};", (), (address, *fragment)
+    )
