@@ -4,7 +4,7 @@ import json
 import secrets
 import shlex
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +15,7 @@ from rich.table import Table
 
 from halfbyte.cli.added_options import AddedOptions
 from halfbyte.cli.exit_codes import EXIT_CLEAN, EXIT_FINDINGS
+from halfbyte.errors import UsageError, printable
 
 if TYPE_CHECKING:
     from halfbyte.bench.speed.plan import SpeedRequest
@@ -35,12 +36,16 @@ class Measuring:
     Attributes:
         visits: how often each case is visited, None for the protocol's default.
         seed: of the random operands, None for a fresh one.
-        arch: the target that `--list` lists for.
+        arch: the target that is listed or built for.
+        build: folder that the kernels of the run are built into; nothing is measured then.
+        ncu: the case whose counters are read instead.
     """
 
     visits: int | None = None
     seed: int | None = None
     arch: str = "sm_90a"
+    build: Path | None = None
+    ncu: str | None = None
 
 
 _measuring = AddedOptions(
@@ -55,8 +60,20 @@ _measuring = AddedOptions(
             str | None,
             typer.Option(metavar="TARGET", help="GPU that is listed or built for; default sm_90a."),
         ],
+        "build": Annotated[
+            Path | None,
+            typer.Option(
+                metavar="DIR", help="Compile our kernels of this run for --arch, measure nothing."
+            ),
+        ],
+        "ncu": Annotated[
+            str | None,
+            typer.Option(
+                metavar="CASE", help="Print the hardware counters of this case on the first shape."
+            ),
+        ],
     },
-    lambda visits, seed, arch: Measuring(visits, seed, arch or "sm_90a"),
+    lambda visits, seed, arch, build, ncu: Measuring(visits, seed, arch or "sm_90a", build, ncu),
     Measuring(),
 )
 
@@ -69,16 +86,24 @@ def register(app: typer.Typer) -> None:
 def bench(
     kinds: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KIND]...", help="linear, quantize, copy; default the first two."),
+        typer.Argument(
+            metavar="[KIND]...", help="linear, quantize, launch, copy; default the first three."
+        ),
     ] = None,
     shapes: Annotated[
         str | None, typer.Option(metavar="LIST", help="MxKxN or MxKxNxR, separated by commas.")
     ] = None,
     peers: Annotated[
-        str | None, typer.Option(metavar="LIST", help="What ours is compared with; '' for nothing.")
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="What ours is compared with; '' for nothing; gemlite and "
+            "gemlite_fp8 are measured where they are named alone.",
+        ),
     ] = None,
     modes: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Of our kernels: fp8, exact, int8.")
+        str | None,
+        typer.Option(metavar="LIST", help="Of our kernels: fp8, exact, int8, exact_int4."),
     ] = None,
     dtype: Annotated[str, typer.Option(help="Of x and y: bfloat16 or float16.")] = "bfloat16",
     out: Annotated[
@@ -103,19 +128,25 @@ def bench(
     if only_list:
         _print_list(_list_rows(request, measuring.arch), as_json=as_json)
         return
+    if measuring.build is not None:
+        _build(request, measuring, console)
+        return
+    if measuring.ncu is not None:
+        _print_counters(request, measuring, as_json=as_json)
+        return
     result = _run(request, measuring, console)
     _finish(result, out, console, as_json=as_json)
 
 
 def _list_rows(request: "SpeedRequest", target: str) -> list[dict[str, str]]:
-    from halfbyte.bench.speed.plan import list_cases
+    from halfbyte.bench.speed.plan import list_cases, list_shapes
     from halfbyte.runtime.targets import check_target
 
     target = check_target(target)
     return [
         {"kind": kind, "shape": str(shape), "case": name}
         for kind in request.kinds
-        for shape in request.shapes
+        for shape in list_shapes(request, kind)
         for name in list_cases(request, kind, target)
     ]
 
@@ -128,6 +159,48 @@ def _print_list(rows: list[dict[str, str]], *, as_json: bool) -> None:
     for row in rows:
         table.add_row(row["kind"], row["shape"], row["case"])
     Console(highlight=False).print(table)
+
+
+def _build(request: "SpeedRequest", measuring: Measuring, console: Console) -> None:
+    from halfbyte.bench.speed.artifacts import list_run_sources
+    from halfbyte.runtime.artifact import build_artifacts
+    from halfbyte.runtime.targets import check_target
+
+    assert measuring.build is not None
+    sources, refusals = list_run_sources(request, check_target(measuring.arch))
+    for case, reason in refusals.items():
+        console.print(escape(f"{case}: {reason}"), soft_wrap=True)
+    build_artifacts(
+        sources,
+        measuring.build,
+        lambda source, _: console.print(escape(str(source)), soft_wrap=True),
+    )
+    console.print(
+        f"{len(sources)} kernels in [bold]{escape(str(measuring.build))}[/]: "
+        "set HALFBYTE_ARTIFACTS to it"
+    )
+
+
+def _print_counters(request: "SpeedRequest", measuring: Measuring, *, as_json: bool) -> None:
+    from halfbyte.bench.speed.counters import ProfiledCase, measure_counters
+    from halfbyte.bench.speed.plan import list_cases
+    from halfbyte.bench.speed.timing_device import CudaTimingDevice
+    from halfbyte.runtime.targets import read_device_target
+
+    CudaTimingDevice()  # raises where there is no GPU
+    target, kind, case = read_device_target(), request.kinds[0], measuring.ncu
+    known = list_cases(request, kind, target)
+    if case is None or case not in known:
+        raise UsageError(f"case {printable(str(case))!r}: choose from {', '.join(known)}")
+    profiled = ProfiledCase(kind, case, request.shapes[0], request.dtype, measuring.seed or 0)
+    counters = measure_counters(profiled, target)
+    if as_json:
+        typer.echo(json.dumps([asdict(counter) for counter in counters], indent=1))
+        return
+    table = Table("kernel", "counter", "value", "unit", "what it says")
+    for one in counters:
+        table.add_row(*map(escape, (one.kernel, one.name, one.value, one.unit, one.meaning)))
+    Console(highlight=False, width=200).print(table)
 
 
 def _run(request: "SpeedRequest", measuring: Measuring, console: Console) -> "SpeedResult":

@@ -21,6 +21,9 @@ class FakeDevice:
         self.log.append(("capture", len(launches), 0))
         return list(launches)
 
+    def synchronize(self) -> None:
+        self.log.append(("synchronize", 0, 0))
+
     def time_replays(
         self, graph: list[Launch], untimed: int, timed: int, while_busy: Callable[[], None]
     ) -> list[float]:

@@ -7,8 +7,9 @@ import torch
 from halfbyte.arch.gpus import GPUS
 from halfbyte.bench.speed.own_cases import MODES_BY_TARGET, collect_own_sources
 from halfbyte.bench.speed.own_linear import OWN_MODES
-from halfbyte.bench.speed.plan import DTYPES, SpeedRequest
+from halfbyte.bench.speed.plan import DTYPES, LAUNCH, SpeedRequest, list_shapes
 from halfbyte.bench.speed.problem import make_problem
+from halfbyte.bench.speed.settings import LinearShape
 from halfbyte.device.kernel_source import KernelSource
 from halfbyte.errors import UnsupportedHardwareError
 
@@ -29,11 +30,9 @@ def list_run_sources(
     found: dict[str, KernelSource] = {}
     refusals: dict[str, str] = {}
     names = [name for name in MODES_BY_TARGET.get(target, ()) if name in request.modes]
-    for shape in request.shapes:
+    for shape, kinds in _list_needs(request).items():
         problem = make_problem(shape, DTYPES[request.dtype], torch.device("cpu"), _SEED)
-        for name, kind in itertools.product(names, _KINDS):
-            if kind not in request.kinds:
-                continue
+        for name, kind in itertools.product(names, sorted(kinds)):
             try:
                 sources = collect_own_sources(kind, problem, OWN_MODES[name], backend)
             except (UnsupportedHardwareError, NotImplementedError) as refusal:
@@ -41,3 +40,12 @@ def list_run_sources(
                 continue
             found |= {f"{source.name} {source.config!r}": source for source in sources}
     return list(found.values()), refusals
+
+
+def _list_needs(request: SpeedRequest) -> dict[LinearShape, set[str]]:
+    """Return which kinds of our kernels each shape needs; a launch needs one of both."""
+    needs: dict[LinearShape, set[str]] = {shape: set() for shape in request.shapes}
+    for kind in request.kinds:
+        for shape in list_shapes(request, kind):
+            needs[shape] |= set(_KINDS) if kind == LAUNCH else {kind} & set(_KINDS)
+    return needs

@@ -9,8 +9,8 @@ import torch
 from halfbyte.bench.speed.gemlite_peers import GEMLITE_PEERS
 from halfbyte.bench.speed.own_cases import list_own_cases
 from halfbyte.bench.speed.peers import PEERS, QUANTIZE_PEERS
-from halfbyte.bench.speed.result import SpeedResult, SpeedRow
-from halfbyte.bench.speed.run import Bench, MakeTrial, measure_rates, measure_shape
+from halfbyte.bench.speed.result import LaunchRow, SpeedResult, SpeedRow
+from halfbyte.bench.speed.run import Bench, MakeTrial, measure_host, measure_rates, measure_shape
 from halfbyte.bench.speed.settings import (
     DEFAULT_PROTOCOL,
     DEFAULT_SHAPES,
@@ -27,8 +27,11 @@ _PEERS_BY_KIND: Mapping[str, Mapping[str, MakeTrial]] = {
     "copy": {"copy": QUANTIZE_PEERS["copy"]},
 }
 PEER_NAMES = tuple(dict.fromkeys(name for group in _PEERS_BY_KIND.values() for name in group))
-KINDS = tuple(_PEERS_BY_KIND)
-DEFAULT_KINDS = ("linear", "quantize")
+# GemLite tunes itself for 20 s and more at the first call of each shape: on request alone.
+DEFAULT_PEERS = tuple(name for name in PEER_NAMES if name not in GEMLITE_PEERS)
+LAUNCH = "launch"
+KINDS = (*_PEERS_BY_KIND, LAUNCH)
+DEFAULT_KINDS = ("linear", "quantize", LAUNCH)
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -37,7 +40,7 @@ class SpeedRequest:
     """What to measure.
 
     Attributes:
-        kinds: of "linear", "quantize", "copy".
+        kinds: of `KINDS`.
         shapes: of the linears.
         peers: names of `PEER_NAMES`; one that does not belong to a kind is left out of it.
         modes: of our kernels.
@@ -47,7 +50,7 @@ class SpeedRequest:
 
     kinds: tuple[str, ...] = DEFAULT_KINDS
     shapes: tuple[LinearShape, ...] = DEFAULT_SHAPES
-    peers: tuple[str, ...] = PEER_NAMES
+    peers: tuple[str, ...] = DEFAULT_PEERS
     modes: tuple[str, ...] = MODES
     dtype: str = "bfloat16"
     protocol: TimingProtocol = DEFAULT_PROTOCOL
@@ -65,7 +68,7 @@ def parse_request(
     return SpeedRequest(
         kinds=parse_names(",".join(kinds), KINDS, "kind") or DEFAULT_KINDS,
         shapes=DEFAULT_SHAPES if shapes is None else parse_shapes(shapes),
-        peers=PEER_NAMES if peers is None else parse_names(peers, PEER_NAMES, "peer"),
+        peers=DEFAULT_PEERS if peers is None else parse_names(peers, PEER_NAMES, "peer"),
         modes=MODES if modes is None else parse_names(modes, MODES, "mode"),
         dtype=chosen_dtype,
     )
@@ -73,8 +76,29 @@ def parse_request(
 
 def list_cases(request: SpeedRequest, kind: str, target: str) -> dict[str, MakeTrial]:
     """Return the cases of a kind for a GPU of this target: peers first, then ours."""
+    if kind == LAUNCH:
+        return _list_launches(request, target)
+    own = list_own_cases(kind, target, request.modes)
     peers = {name: make for name, make in _PEERS_BY_KIND[kind].items() if name in request.peers}
-    return {**peers, **list_own_cases(kind, target, request.modes)}
+    return {**peers, **own}
+
+
+def list_shapes(request: SpeedRequest, kind: str) -> tuple[LinearShape, ...]:
+    """Return the shapes that a kind is measured on: launches on the one of fewest tokens alone."""
+    return (min(request.shapes),) if kind == LAUNCH else request.shapes
+
+
+def _list_launches(request: SpeedRequest, target: str) -> dict[str, MakeTrial]:
+    """Return the cases of one kernel each: torch's product, our GEMMs, our quantizers."""
+    cases: dict[str, MakeTrial] = {}
+    if "cublas" in request.peers:
+        cases["cublas"] = PEERS["cublas"]
+    for name, make in list_own_cases("linear", target, request.modes).items():
+        if name.endswith("_gemm"):
+            cases[name] = make
+    for name, make in list_own_cases("quantize", target, request.modes).items():
+        cases[f"{name}_quantize"] = make
+    return cases
 
 
 def run_speed(
@@ -84,11 +108,16 @@ def run_speed(
     started = time.perf_counter()
     rates = measure_rates(bench) if "linear" in request.kinds else None
     rows: list[SpeedRow] = []
+    launches: list[LaunchRow] = []
     for kind in request.kinds:
         cases = list_cases(request, kind, target)
-        for shape in request.shapes:
-            rows += measure_shape(bench, kind, shape, cases)
-    return SpeedResult(machine, rates, tuple(rows), seconds=time.perf_counter() - started)
+        for shape in list_shapes(request, kind):
+            if kind == LAUNCH:
+                launches += measure_host(bench, shape, cases)
+            else:
+                rows += measure_shape(bench, kind, shape, cases)
+    seconds = time.perf_counter() - started
+    return SpeedResult(machine, rates, tuple(rows), tuple(launches), seconds)
 
 
 def open_bench(request: SpeedRequest, seed: int, say: Callable[[str], None]) -> Bench:

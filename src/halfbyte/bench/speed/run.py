@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from halfbyte.bench.speed.launch_overhead import measure_launches
 from halfbyte.bench.speed.operations import list_operations
 from halfbyte.bench.speed.peers import make_copy, make_cublas, make_scaled_mm
 from halfbyte.bench.speed.problem import Problem, make_problem
-from halfbyte.bench.speed.result import MachineRates, SpeedRow
+from halfbyte.bench.speed.result import LaunchRow, MachineRates, SpeedRow
 from halfbyte.bench.speed.sensors import ReadSensors
 from halfbyte.bench.speed.settings import LinearShape, TimingProtocol, count_sets
 from halfbyte.bench.speed.steady_state import CaseTiming, measure_cases
@@ -22,6 +23,14 @@ MakeTrial = Callable[[Problem], Trial]
 _RATE_SHAPE = LinearShape(8192, 8192, 8192, 0)
 _COPY_SHAPE = LinearShape(43690, 8192, 1, 0)  # make_copy moves 3 * M * K bytes: 1 GiB
 _RATE_WARMUP_MS = 500.0
+
+
+# What a case raises that cannot run here: no such kernel, package, shape or memory.
+_REFUSALS = (HalfbyteError, ImportError, NotImplementedError, RuntimeError, ValueError)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
 
 
 @dataclass(frozen=True)
@@ -84,8 +93,8 @@ def _prepare(
     except WrongResultError as wrong:
         bench.say(f"{row.case} {row.shape}: {wrong}")
         return replace(row, status="wrong", message=str(wrong)), []
-    except (HalfbyteError, ImportError, NotImplementedError, RuntimeError, ValueError) as refusal:
-        message = str(refusal).strip().split("\n")[0]
+    except _REFUSALS as refusal:
+        message = _first_line(refusal)
         bench.say(f"{row.case} {row.shape}: not measured: {message}")
         return replace(row, message=message), []
     row = replace(
@@ -98,6 +107,24 @@ def _prepare(
         note=trial.note,
     )
     return row, launches
+
+
+def measure_host(
+    bench: Bench, shape: LinearShape, cases: Mapping[str, MakeTrial]
+) -> list[LaunchRow]:
+    """Return what a launch of each case costs the host; of few tokens, so that no queue fills."""
+    problem = make_problem(shape, bench.dtype, bench.place, bench.seed)
+    rows = []
+    for name, make in cases.items():
+        try:
+            trial = make(problem)
+            check_trial(trial)
+        except _REFUSALS as refusal:  # a wrong result fails the run in its own row
+            bench.say(f"launch of {name} {shape}: not measured: {_first_line(refusal)}")
+            continue
+        launch = trial.bind(trial.operands, trial.outputs)
+        rows.append(measure_launches(name, shape, launch, bench.device.synchronize))
+    return rows
 
 
 def measure_rates(bench: Bench) -> MachineRates:

@@ -17,6 +17,9 @@ class TimingDevice(Protocol):
     def capture(self, launches: Sequence[Launch]) -> Any:
         """Return a graph of the calls, in order."""
 
+    def synchronize(self) -> None:
+        """Return when the device has nothing left to do."""
+
     def time_replays(
         self, graph: Any, untimed: int, timed: int, while_busy: Callable[[], None]
     ) -> list[float]:
@@ -55,6 +58,12 @@ class CudaTimingDevice:
             for launch in launches:
                 launch()
         return graph
+
+    def synchronize(self) -> None:
+        """Return when the device has nothing left to do."""
+        import torch
+
+        torch.cuda.synchronize()
 
     def time_replays(
         self, graph: Any, untimed: int, timed: int, while_busy: Callable[[], None]
