@@ -148,6 +148,7 @@ def pack_weight(
             words = _pack_sign_magnitude(chunk.codes, E2M1_ORDER)
             scale_bytes = _encode_e2m1_scales(chunk.scales)
         elif mode == "fp8":
+            _check_has_no_minus_8(codes, rows)
             chunk = _normalize_int4(codes, scales)
             words = _pack_sign_magnitude(chunk.codes, INT4_ORDER)
             scale_bytes = _encode_int4_tables(chunk.scales)
@@ -255,12 +256,6 @@ def _normalize_e2m1(
 
 def _normalize_int4(values: torch.Tensor, scales: torch.Tensor) -> _NormalizedRows:
     """Return INT4 rows with scales in the range of an E4M3 table, one a 64 columns."""
-    if bool((values == -8).any()):
-        row, column = torch.nonzero(values == -8)[0].tolist()
-        raise UnsupportedHardwareError(
-            f"weight: INT4 code -8 (first in row {row} of its part, column {column}): E4M3 tables "
-            "hold signs and magnitudes up to 7; take mode='exact' or 'int8'"
-        )
     values, largest, is_used = _drop_zero_blocks(values, scales)
     power = _choose_power(largest, INT4_LARGEST)
     scaled = (scales.double() * power[:, None]).float()
@@ -269,6 +264,16 @@ def _normalize_int4(values: torch.Tensor, scales: torch.Tensor) -> _NormalizedRo
     floor = torch.full_like(largest, INT4_FLOOR)
     values, scaled = _raise_low_blocks(values, scaled, is_low, floor, "int4")
     return _NormalizedRows(values, scaled, (1.0 / power).float(), int(is_low.sum()))
+
+
+def _check_has_no_minus_8(values: torch.Tensor, rows: slice) -> None:
+    is_lowest = values == -8
+    if bool(is_lowest.any()):
+        row, column = torch.nonzero(is_lowest)[0].tolist()
+        raise UnsupportedHardwareError(
+            f"weight[{rows.start + row}, {column}]: INT4 code -8, and E4M3 tables hold signs and "
+            "magnitudes up to 7; take mode='exact' or 'int8'"
+        )
 
 
 def _drop_zero_blocks(
