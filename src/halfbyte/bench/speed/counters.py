@@ -16,7 +16,7 @@ from halfbyte.bench.speed.settings import LinearShape
 from halfbyte.errors import HalfbyteError, MissingDependencyError, UnsupportedHardwareError
 
 _TIMEOUT_S: Final = 300
-_COMMON: Final = {
+_EVERYWHERE: Final = {
     "gpu__time_duration.sum": "time of the kernel alone, caches as ncu leaves them",
     "sm__throughput.avg.pct_of_peak_sustained_elapsed": "busiest unit of the SMs",
     "smsp__issue_active.avg.pct_of_peak_sustained_active": "issue slots that were used",
@@ -66,7 +66,7 @@ def list_counters(target: str) -> dict[str, str]:
             f"no list of counters is written for {target}: there are those of "
             f"{', '.join(_BY_TARGET)}"
         )
-    first, *others = _COMMON.items()
+    first, *others = _EVERYWHERE.items()
     return dict([first, *_BY_TARGET[target].items(), *others])
 
 

@@ -38,8 +38,8 @@ def is_gemlite_here() -> bool:
 
 
 def _make(problem: Problem, kind: str, rate: Rate) -> Trial:
-    helper: Any = importlib.import_module("gemlite.helper")
-    maker = getattr(helper, kind)(device=str(problem.device), dtype=problem.dtype)
+    linears: Any = importlib.import_module("gemlite.helper")
+    maker = getattr(linears, kind)(device=str(problem.device), dtype=problem.dtype)
     shape = problem.shape
     linear = torch.nn.Linear(shape.k, shape.n, device="meta", dtype=problem.dtype)
     linear.weight = torch.nn.Parameter(problem.weight.clone(), requires_grad=False)

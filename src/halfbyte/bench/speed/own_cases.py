@@ -19,7 +19,13 @@ from halfbyte.bench.speed.own_linear import (
 )
 from halfbyte.bench.speed.problem import Problem
 from halfbyte.bench.speed.timing_device import Launch
-from halfbyte.bench.speed.trial import Expected, Operands, Trial, count_bytes
+from halfbyte.bench.speed.trial import (
+    Expected,
+    Operands,
+    Trial,
+    copy_operands,
+    count_bytes,
+)
 from halfbyte.device.kernel_source import KernelSource
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.ops.linear_parts import PART_NAMES, LinearSpec, list_parts
@@ -105,6 +111,57 @@ def collect_own_sources(
     with collect_sources() as sources:
         one.multiply(operands, one.quantize(operands))
     return sources
+
+
+@dataclass(frozen=True, eq=False)
+class OwnLaunches:
+    """A linear of ours on one set of operands, its kernels prepared.
+
+    Attributes:
+        operands: x and the parts of the record.
+        quantize: launches of the quantizer, in order.
+        gemm_tensors: what the GEMM is launched with, in its order; y is the last.
+        gemm_source: what was chosen for it.
+        y: [M, N].
+        moved_bytes: of one GEMM, read and written.
+        expect: what y must be.
+    """
+
+    one: _OwnLinear
+    operands: Operands
+    quantize: tuple[Launch, ...]
+    gemm_tensors: tuple[torch.Tensor, ...]
+    gemm_source: KernelSource
+    y: torch.Tensor
+    moved_bytes: int
+
+    def expect(self) -> Expected:
+        """Return y and what it must be."""
+        wanted = define_output(self.operands["x"], self.one.linear, self.one.own)
+        return Expected("y", self.y, wanted, self.one.own.limit)
+
+
+def record_own(problem: Problem, own: OwnMode, like: OwnLaunches | None = None) -> OwnLaunches:
+    """Return a linear's kernels on a set of operands of their own; `like`: copies of that set's."""
+    one = _make_own(problem, own) if like is None else like.one
+    given = one.list_operands(problem.x) if like is None else copy_operands(like.operands)
+    with record_launches() as quantize:
+        act = one.quantize(given)
+    with record_launches() as multiply:
+        y = one.multiply(given, act)["y"]
+    with collect_sources() as sources:
+        one.multiply(given, act)
+    (gemm,), (source,) = multiply, sources
+    tensors = gemm.arguments[0]
+    return OwnLaunches(
+        one=one,
+        operands=given,
+        quantize=tuple(launch.launch for launch in quantize),
+        gemm_tensors=tensors,
+        gemm_source=source,
+        y=y,
+        moved_bytes=count_bytes({str(index): tensor for index, tensor in enumerate(tensors)}),
+    )
 
 
 def make_total(problem: Problem, own: OwnMode) -> Trial:
