@@ -33,8 +33,8 @@ def update_by_ptx(text: str, values: Any, operands: tuple[Any, ...] = ()) -> Non
     """Change registers by PTX, in order with other memory accesses.
 
     Args:
-        text: PTX; with n values, `$0` to `$n-1` are the registers, `$2n` and on the operands. It may
-            be empty or not name them: then they are only held in place.
+        text: PTX; with n values, `$0` to `$n-1` are the registers, `$2n` and on the operands. Where
+            it does not name them, they are only held in place.
         values: a tensor of n numbers in registers, read before and written after.
         operands: CuTe numbers.
     """

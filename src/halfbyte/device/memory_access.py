@@ -51,6 +51,11 @@ def st_shared_b32(address: Int32, word: Uint32) -> None:
     emit_memory_ptx("st.shared.b32 [$0], $1;", (), (address, word))
 
 
+def st_shared_f32(address: Int32, value: Float32) -> None:
+    """Store a float32 to shared memory."""
+    emit_memory_ptx("st.shared.f32 [$0], $1;", (), (address, value))
+
+
 def st_shared_pair_f32(address: Int32, low: Float32, high: Float32) -> None:
     """Store two float32 to shared memory."""
     emit_memory_ptx("st.shared.v2.f32 [$0], {$1, $2};", (), (address, low, high))

@@ -1,9 +1,9 @@
 """The warpgroup's matrix instruction, `wgmma`, with A from registers and B from shared memory.
 
-m64nN: D [64, N] += A [64, 32 bytes of K] * B [N, 32 bytes of K]^T, asynchronous. Fragments (PTX ISA,
-wgmma register fragments): warp w of the warpgroup has rows 16w to 16w + 15; with g = lane / 4 and
-t = lane % 4, word 0 of A is row g, bytes 4t to 4t + 3; word 1 row g + 8; words 2 and 3 the same rows
-16 bytes on. D has four values for each 8 columns: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
+m64nN: D [64, N] += A [64, 32 bytes of K] * B [N, 32 bytes of K]^T, asynchronous. Fragments (PTX
+ISA, wgmma register fragments): warp w of the warpgroup has rows 16w to 16w + 15; with g = lane / 4
+and t = lane % 4, word 0 of A is row g, bytes 4t to 4t + 3; word 1 row g + 8; words 2 and 3 the same
+rows 16 bytes on. D has four values for each 8 columns: 2t and 2t + 1 of row g, then of row g + 8.
 
 Registers of products in flight may be neither read nor written, and no compiler is told so: it
 takes an instruction's results for complete. Hence fence and wait hand registers through: what is

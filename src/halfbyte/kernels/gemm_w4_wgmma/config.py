@@ -1,4 +1,4 @@
-"""Everything that is decided before a Hopper GEMM is compiled, as frozen records, and what is legal.
+"""Everything that is decided before a Hopper GEMM is compiled, and what is legal.
 
     request -> WgmmaGemmConfig -> StorageConfig
 
@@ -212,13 +212,9 @@ def list_problems(config: WgmmaGemmConfig) -> Iterator[str]:
         yield f"splits {config.splits}: K is split by {SPLITS}, the CTAs of a portable cluster"
     if config.splits > 1 and config.cluster > 1:
         yield "a cluster shares activations or splits K, not both"
-    unit = 16 * config.cluster
-    if not (config.tokens == 8 and config.cluster == 1):
-        if config.tokens % unit or not unit <= config.tokens <= 256:
-            yield (
-                f"tokens {config.tokens}: wanted 8 or a multiple of {unit} up to 256, with "
-                f"{config.cluster} CTAs sharing them"
-            )
+    is_alone_with_8 = config.tokens == 8 and config.cluster == 1
+    if not is_alone_with_8 and (config.tokens % 16 or not 16 <= config.tokens <= 256):
+        yield f"tokens {config.tokens}: wanted a multiple of 16 up to 256, or 8 in a cluster of 1"
     if config.stages < 2:
         yield f"stages {config.stages}: a ring has two slots at least"
 

@@ -162,11 +162,11 @@ class TileEpilogue(TracedRecord):
         width = min(16, storage.chunk_tokens)  # tokens of one stmatrix
         lane, warp = self.thread % 32, self.thread // 32
         matrix, row = lane // 8, lane % 8
-        base = self.buffers.output.toint()
-        base += (self.warpgroup * storage.num_chunk_buffers + buffer) * storage.chunk_bytes
+        staging = self.buffers.output.toint()
+        staging += (self.warpgroup * storage.num_chunk_buffers + buffer) * storage.chunk_bytes
         # Matrices are (channels 0-7, 8-15) of the warp by (tokens 0-7, 8-15); rows are swizzled.
         part = (2 * warp + matrix % 2) ^ row
-        address = base + (8 * (matrix // 2) + row) * ROW_BYTES + part * 16
+        address = staging + (8 * (matrix // 2) + row) * ROW_BYTES + part * 16
         for step in range(storage.chunk_tokens // width):
             words = []
             for eight in range(width // 8):

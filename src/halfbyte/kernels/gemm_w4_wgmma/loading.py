@@ -109,7 +109,7 @@ class LoadRole(TracedRecord):
             tile = tile.next()
 
     def partition(self) -> tuple[BlockLoad, BlockLoad | None]:
-        """Return the loads of activations and of low-rank activations."""
+        """Return the loads of activations and of low-rank activations, None for rank 0."""
         config = self.config
         mask = None
         if config.cluster > 1:
@@ -173,7 +173,7 @@ class LoadRole(TracedRecord):
                     target = target + HALF_BYTES + SCALE_BYTES
                     source = source + WARPGROUP_BLOCK_BYTES
 
-    def load_chunk(self, chunks: BlockLoad, position: RingPosition, place: Any) -> None:
+    def load_chunk(self, chunks: Any, position: RingPosition, place: Any) -> None:
         """Start the loads of low-rank chunk (token tile, channel tile, chunk) into a slot."""
         config, work = self.config, self.work
         token_tile, channel_tile, chunk = place

@@ -1,9 +1,9 @@
 """The W4A4 GEMM for sm_90a: weights decoded in registers are the A operand of `wgmma`.
 
-It computes y transposed, y^T = W x^T, so that the decoded weights go from registers into the product
-and never to shared memory. One tile is 128 channels by `tokens` tokens:
+It computes y transposed, y^T = W x^T, so that the decoded weights go from registers into the
+product and never to shared memory. One tile is 128 channels by `tokens` tokens:
 
-    load warp            TMA: activations, bulk copies: packed weights, low-rank chunks -> ring slots
+    load warp            TMA, bulk copies: activations, packed weights, low-rank chunks -> slots
     2 consumer           ld.shared packed weights -> decode -> wgmma with activations from the slot
     warpgroups           -> scale, bias -> staging -> TMA store
 
@@ -195,7 +195,8 @@ class MultiplyRole(TracedRecord):
         slot = self.buffers.weights.toint() + position.index * storage.weight_slot_bytes
         if self.config.slot_columns == BLOCK_K:
             block = slot + self.warpgroup * WARPGROUP_BLOCK_BYTES
-            codes, scales = block + half * HALF_BYTES, block + 2 * HALF_BYTES
+            skipped = half * HALF_BYTES if self.steps_per_slot == 2 else 0
+            codes, scales = block + skipped, block + 2 * HALF_BYTES
         else:
             codes = slot + self.warpgroup * (HALF_BYTES + SCALE_BYTES)
             scales = codes + HALF_BYTES

@@ -1,4 +1,4 @@
-"""The Hopper GEMM as a KernelSource: what it is compiled from, with which arguments it is called."""
+"""The Hopper GEMM as a KernelSource: what it is compiled from, and its arguments."""
 
 from collections.abc import Callable
 from typing import Any, Final
