@@ -92,6 +92,12 @@ def mov_b32_to_f32(bits: Uint32) -> Float32:
     return emit_ptx("mov.b32 $0, $1;", (Float32,), (bits,))
 
 
+def max_magnitude_f32(a: Float32, b: Float32) -> Float32:
+    """Return the larger one of a and |b|; NaN where one of them is."""
+    text = "{ .reg .f32 magnitude; abs.f32 magnitude, $2; max.NaN.f32 $0, $1, magnitude; }"
+    return emit_ptx(text, (Float32,), (a, b))
+
+
 def max_u32(a: Uint32, b: Uint32) -> Uint32:
     """Return the larger one, unsigned."""
     return emit_ptx("max.u32 $0, $1, $2;", (Uint32,), (a, b))
