@@ -20,6 +20,7 @@ from halfbyte.errors import UsageError, printable
 if TYPE_CHECKING:
     from halfbyte.bench.speed.plan import SpeedRequest
     from halfbyte.bench.speed.result import SpeedResult
+    from halfbyte.bench.speed.run import Bench
 
 _EPILOG = (
     "Examples: `halfbyte bench`; `halfbyte bench linear --shapes 1x3840x3072x128 "
@@ -87,7 +88,8 @@ def bench(
     kinds: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KIND]...", help="linear, quantize, launch, copy; default the first three."
+            metavar="[KIND]...",
+            help="linear, quantize, launch, copy; default the first three. tune goes alone.",
         ),
     ] = None,
     shapes: Annotated[
@@ -107,8 +109,13 @@ def bench(
     ] = None,
     dtype: Annotated[str, typer.Option(help="Of x and y: bfloat16 or float16.")] = "bfloat16",
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder for speed.csv, .json, .md and .png.")
-    ] = Path("out"),
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder for speed.csv, .json, .md and .png, default out; of tune for its table, "
+            "default where the chooser reads it.",
+        ),
+    ] = None,
     only_list: Annotated[
         bool, typer.Option("--list", help="Print what would be measured, measure nothing.")
     ] = False,
@@ -134,8 +141,11 @@ def bench(
     if measuring.ncu is not None:
         _print_counters(request, measuring, as_json=as_json)
         return
+    if request.kinds == ("tune",):
+        _tune(request, measuring, out, console)
+        return
     result = _run(request, measuring, console)
-    _finish(result, out, console, as_json=as_json)
+    _finish(result, out or Path("out"), console, as_json=as_json)
 
 
 def _list_rows(request: "SpeedRequest", target: str) -> list[dict[str, str]]:
@@ -203,15 +213,35 @@ def _print_counters(request: "SpeedRequest", measuring: Measuring, *, as_json: b
     Console(highlight=False, width=200).print(table)
 
 
-def _run(request: "SpeedRequest", measuring: Measuring, console: Console) -> "SpeedResult":
-    from halfbyte.bench.speed.gpu_facts import describe_run
-    from halfbyte.bench.speed.plan import open_bench, run_speed
-    from halfbyte.runtime.targets import read_device_target
+def _open(request: "SpeedRequest", measuring: Measuring, console: Console) -> "Bench":
+    from halfbyte.bench.speed.plan import open_bench
 
     seed = secrets.randbits(31) if measuring.seed is None else measuring.seed
-    bench = open_bench(request, seed, lambda line: console.print(escape(line), soft_wrap=True))
+    return open_bench(request, seed, lambda line: console.print(escape(line), soft_wrap=True))
+
+
+def _tune(
+    request: "SpeedRequest", measuring: Measuring, out: Path | None, console: Console
+) -> None:
+    from halfbyte.bench.speed.tune import tune_shapes
+    from halfbyte.bench.speed.tune_table import find_table, merge_choices, read_table, write_table
+
+    bench = _open(request, measuring, console)
+    path = find_table(out)
+    known = read_table(path)
+    choices = tune_shapes(bench, request.shapes, request.modes)
+    write_table(path, merge_choices(known, choices))
+    console.print(f"{len(choices)} choices in {escape(str(path))}", soft_wrap=True)
+
+
+def _run(request: "SpeedRequest", measuring: Measuring, console: Console) -> "SpeedResult":
+    from halfbyte.bench.speed.gpu_facts import describe_run
+    from halfbyte.bench.speed.plan import run_speed
+    from halfbyte.runtime.targets import read_device_target
+
+    bench = _open(request, measuring, console)
     command = shlex.join(["halfbyte", *sys.argv[1:]])
-    return run_speed(request, bench, read_device_target(), describe_run(command, seed))
+    return run_speed(request, bench, read_device_target(), describe_run(command, bench.seed))
 
 
 def _finish(result: "SpeedResult", out: Path, console: Console, *, as_json: bool) -> None:

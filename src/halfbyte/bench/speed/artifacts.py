@@ -7,7 +7,7 @@ import torch
 from halfbyte.arch.gpus import GPUS
 from halfbyte.bench.speed.own_cases import MODES_BY_TARGET, collect_own_sources
 from halfbyte.bench.speed.own_linear import OWN_MODES
-from halfbyte.bench.speed.plan import DTYPES, LAUNCH, SpeedRequest, list_shapes
+from halfbyte.bench.speed.plan import DTYPES, LAUNCH, TUNE, SpeedRequest, list_shapes
 from halfbyte.bench.speed.problem import make_problem
 from halfbyte.bench.speed.settings import LinearShape
 from halfbyte.device.kernel_source import KernelSource
@@ -38,14 +38,29 @@ def list_run_sources(
             except (UnsupportedHardwareError, NotImplementedError) as refusal:
                 refusals[f"{kind} {shape} {name}"] = str(refusal)
                 continue
+            if TUNE in request.kinds:
+                sources += _list_candidates(sources, shape)
             found |= {f"{source.name} {source.config!r}": source for source in sources}
     return list(found.values()), refusals
 
 
 def _list_needs(request: SpeedRequest) -> dict[LinearShape, set[str]]:
-    """Return which kinds of our kernels each shape needs; a launch needs one of both."""
+    """Return which kinds of our kernels each shape needs; a launch needs both."""
     needs: dict[LinearShape, set[str]] = {shape: set() for shape in request.shapes}
     for kind in request.kinds:
         for shape in list_shapes(request, kind):
-            needs[shape] |= set(_KINDS) if kind == LAUNCH else {kind} & set(_KINDS)
+            wanted = {LAUNCH: set(_KINDS), TUNE: {"linear"}}
+            needs[shape] |= wanted.get(kind, {kind} & set(_KINDS))
     return needs
+
+
+def _list_candidates(sources: list[KernelSource], shape: LinearShape) -> list[KernelSource]:
+    """Return what tuning tries instead of the GEMMs among some sources."""
+    from halfbyte.bench.speed.tune import TUNED_KERNEL, list_tuned_sources
+
+    return [
+        candidate
+        for source in sources
+        if source.name == TUNED_KERNEL
+        for candidate in list_tuned_sources(source, shape)
+    ]

@@ -42,9 +42,16 @@ _FEW_CHANNELS = 128  # of the linear whose x alone is quantized: its weight is n
 
 
 def list_own_cases(
-    kind: str, target: str, modes: tuple[str, ...]
+    kind: str, target: str, modes: tuple[str, ...], *, with_parts: bool = True
 ) -> dict[str, Callable[[Problem], Trial]]:
-    """Return the cases of a kind that are written for a target, by name."""
+    """Return the cases of a kind that are written for a target, by name.
+
+    Args:
+        kind: "linear" or "quantize"; there are none of others.
+        target: "sm_90a", ...
+        modes: names of `OWN_MODES`.
+        with_parts: also the GEMM of each linear alone.
+    """
     cases: dict[str, Callable[[Problem], Trial]] = {}
     for name in MODES_BY_TARGET.get(target, ()):
         if name not in modes:
@@ -52,7 +59,8 @@ def list_own_cases(
         own = OWN_MODES[name]
         if kind == "linear":
             cases[name] = partial(make_total, own=own)
-            cases[f"{name}_gemm"] = partial(make_gemm, own=own)
+            if with_parts:
+                cases[f"{name}_gemm"] = partial(make_gemm, own=own)
         elif kind == "quantize":
             cases[name] = partial(make_quantizer, own=own)
     return cases

@@ -20,6 +20,7 @@ from halfbyte.bench.speed.settings import (
     parse_names,
     parse_shapes,
 )
+from halfbyte.errors import UsageError
 
 _PEERS_BY_KIND: Mapping[str, Mapping[str, MakeTrial]] = {
     "linear": {**PEERS, **GEMLITE_PEERS},
@@ -30,7 +31,8 @@ PEER_NAMES = tuple(dict.fromkeys(name for group in _PEERS_BY_KIND.values() for n
 # GemLite tunes itself for 20 s and more at the first call of each shape: on request alone.
 DEFAULT_PEERS = tuple(name for name in PEER_NAMES if name not in GEMLITE_PEERS)
 LAUNCH = "launch"
-KINDS = (*_PEERS_BY_KIND, LAUNCH)
+TUNE = "tune"
+KINDS = (*_PEERS_BY_KIND, LAUNCH, TUNE)
 DEFAULT_KINDS = ("linear", "quantize", LAUNCH)
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -64,6 +66,8 @@ def parse_request(
     Raises:
         UsageError: an unknown name or a shape that is none.
     """
+    if TUNE in kinds and len(kinds) > 1:
+        raise UsageError("tune measures candidates, not rows: name it alone")
     (chosen_dtype,) = parse_names(dtype, tuple(DTYPES), "dtype") or ("bfloat16",)
     return SpeedRequest(
         kinds=parse_names(",".join(kinds), KINDS, "kind") or DEFAULT_KINDS,
@@ -78,6 +82,8 @@ def list_cases(request: SpeedRequest, kind: str, target: str) -> dict[str, MakeT
     """Return the cases of a kind for a GPU of this target: peers first, then ours."""
     if kind == LAUNCH:
         return _list_launches(request, target)
+    if kind == TUNE:
+        return list_own_cases("linear", target, request.modes, with_parts=False)
     own = list_own_cases(kind, target, request.modes)
     peers = {name: make for name, make in _PEERS_BY_KIND[kind].items() if name in request.peers}
     return {**peers, **own}

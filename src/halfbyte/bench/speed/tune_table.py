@@ -8,10 +8,13 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 from halfbyte.errors import CheckpointError, UsageError
+
+TABLE_NAME = "measured_choices.jsonl"
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,13 @@ def read_table(path: Path) -> list[TunedChoice]:
         except (ValueError, TypeError) as error:
             raise CheckpointError(f"{path} line {number} is no measured choice: {error}") from None
     return choices
+
+
+def find_table(folder: Path | None) -> Path:
+    """Return the table in `folder`; None: the one that the chooser reads."""
+    if folder is not None:
+        return folder / TABLE_NAME
+    return Path(str(resources.files("halfbyte.kernels.gemm_w4_wgmma"))) / TABLE_NAME
 
 
 def merge_choices(old: Iterable[TunedChoice], measured: Iterable[TunedChoice]) -> list[TunedChoice]:
