@@ -1,0 +1,260 @@
+"""Which configuration, and which mode, computes a product best.
+
+Where the shape, or one near it, was measured (`measured_choices`), the fastest one is taken.
+Elsewhere candidates are ranked by `estimate_us`: tiles in waves over the SMs, each as long as its
+slowest part. Nothing here changes what is compiled: table and rule may change without building
+kernels again.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Final
+
+from halfbyte.errors import FormatError
+from halfbyte.kernels.gemm_w4_wgmma.config import (
+    BLOCK_K,
+    CHANNELS,
+    CHUNK_RANKS,
+    LORA_BLOCK_BYTES,
+    MAX_SIZE,
+    SPLITS,
+    WEIGHT_BLOCK_BYTES,
+    WgmmaGemmConfig,
+    WgmmaGemmRequest,
+    check_legal,
+)
+from halfbyte.kernels.gemm_w4_wgmma.measured_choices import find_nearest, read_choices
+
+DENSE: Final = "bf16"  # the mode that is no kernel of ours
+FEW_TOKENS: Final = (8, 16, 32, 48, 64)  # tiles that one tile row of tokens fits
+MANY_TOKENS: Final = (64, 96, 128, 160, 192, 208, 224, 240, 256)
+INTEGER_TOKENS: Final = (8, 16, 32, 64, 96, 128)  # sums of 64 columns take a second accumulator
+MAX_STAGES: Final = 24
+NUM_CANDIDATES: Final = 24
+_CONFIG_REACH: Final = 0.51  # octaves of m, n and k that a measured configuration is taken for
+_MODE_REACH: Final = 2.0  # and a measured order of modes
+
+# SMs that clusters of a size can use, for six GPCs of 16 SMs and two of 18: a GPC whose SMs are no
+# multiple of the size leaves some idle. From the count of SMs; not measured.
+_SMS_BY_CLUSTER: Final = {1: 132, 2: 132, 3: 126, 4: 128, 5: 120, 6: 108, 7: 112, 8: 128}
+
+# Cycles and rates of the rule, measured on an H200 (docs/kernels/gemm_w4_wgmma.md).
+_CLOCK: Final = 1.55e9  # between 1.3 GHz under the power cap and 1.75 GHz of short runs
+_PRODUCTS_PER_CYCLE: Final = {1: 4096, 2: 2048}  # multiply-adds of an SM, by bytes of an activation
+_DECODED_PER_CYCLE: Final = {"fp8": 57.6, "exact": 35.0, "int8": 60.0}  # weights of an SM
+_INGEST_BYTES_PER_CYCLE: Final = 41.0  # from L2, of an SM while all load
+_MEMORY_BYTES_PER_S: Final = 4.3e12
+_START_US: Final = 2.1  # of a launch, with nothing to do
+_EXCHANGE_US: Final = 0.7  # of a cluster's sum
+_EPILOGUE_CYCLES_PER_TOKEN: Final = 9.0
+_SLOT_CYCLES: Final = 60.0  # barriers of a slot, where they are not hidden
+
+
+def list_request_problems(config: WgmmaGemmConfig, request: WgmmaGemmRequest) -> Iterator[str]:
+    """Yield one sentence for each reason why a legal configuration does not compute a request."""
+    for name in ("mode", "weight", "out_dtype", "has_bias", "has_alpha", "use_pdl"):
+        has, wanted = getattr(config, name), getattr(request, name)
+        if has != wanted:
+            yield f"{name}: the kernel is compiled for {has!r}, {wanted!r} is asked for"
+    wanted_dtype = request.lora_dtype if request.rank else None
+    if config.lora_dtype != wanted_dtype:
+        yield (
+            f"lora_dtype: the kernel is compiled for {config.lora_dtype!r}, rank {request.rank} "
+            f"asks for {wanted_dtype!r}"
+        )
+    largest = max(request.m, request.n, request.k, request.rank)
+    if largest >= MAX_SIZE:
+        yield f"size {largest}: sizes and strides are 32-bit in the kernel, below {MAX_SIZE}"
+    if min(request.m, request.n, request.k) < 1:
+        sizes = f"m {request.m}, n {request.n}, k {request.k}"
+        yield f"{sizes}: there is nothing to multiply; the caller returns zeros or the bias"
+    blocks = _count_blocks(request)
+    if 0 < blocks < config.splits:
+        yield (
+            f"k {request.k}: {blocks} blocks of {BLOCK_K} for {config.splits} CTAs; take at most "
+            f"{blocks} splits"
+        )
+
+
+def check_request(config: WgmmaGemmConfig, request: WgmmaGemmRequest) -> None:
+    """Raise FormatError with every reason why `config` does not compute `request`."""
+    problems = list(list_request_problems(config, request))
+    if problems:
+        raise FormatError("; ".join(problems))
+
+
+@lru_cache(maxsize=4096)
+def choose_config(request: WgmmaGemmRequest) -> WgmmaGemmConfig:
+    """Return the configuration for a request: a measured one, else the first by `estimate_us`."""
+    measured = _find_config(request)
+    if measured is not None:
+        return measured
+    candidates = _rank_candidates(request)
+    if not candidates:
+        check_legal(_make_config(request, 64, 1, 1, 4))
+    return candidates[0]
+
+
+@lru_cache(maxsize=4096)
+def choose_mode(request: WgmmaGemmRequest, modes: tuple[str, ...]) -> str:
+    """Return the fastest of `modes` for a shape, or "bf16" where that was faster than all.
+
+    By the nearest measured shape; where none is near, the first of `modes`.
+
+    Args:
+        request: its mode is ignored.
+        modes: kernel modes that the formats have, in order of preference.
+    """
+    times: dict[str, float] = {}
+    dense: list[float] = []
+    for mode in modes:
+        rows = [row for row in read_choices() if (row.mode, row.weight) == (mode, request.weight)]
+        row = find_nearest(rows, (request.m, request.n, request.k), _MODE_REACH)
+        if row is not None:
+            times[mode] = row.total_us
+            dense.append(row.bf16_us)
+    if not times:
+        return modes[0] if modes else DENSE
+    fastest = min(times, key=lambda mode: times[mode])
+    return DENSE if min(dense) < times[fastest] else fastest
+
+
+def list_candidates(request: WgmmaGemmRequest) -> list[WgmmaGemmConfig]:
+    """Return the configurations worth timing, at most 24, the likely best first."""
+    return _rank_candidates(request)[:NUM_CANDIDATES]
+
+
+def count_resident_clusters(config: WgmmaGemmConfig) -> int:
+    """Return how many clusters of a configuration the GPU runs at once: the persistent grid."""
+    size = config.cluster * config.splits
+    return _SMS_BY_CLUSTER[size] // size
+
+
+def estimate_us(request: WgmmaGemmRequest, config: WgmmaGemmConfig) -> float:
+    """Return the predicted microseconds of a request: a rule to rank by, not a promise."""
+    token_tiles = -(-request.m // config.tokens)
+    channel_tiles = -(-request.n // CHANNELS)
+    clusters = token_tiles * -(-channel_tiles // config.cluster)
+    waves = -(-clusters // count_resident_clusters(config))
+    blocks = -(-_count_blocks(request) // config.splits)
+    chunks = -(-_count_chunks(request) // config.splits)
+    cycles = blocks * _estimate_block(config) + chunks * _estimate_chunk(config)
+    epilogue = config.tokens * _EPILOGUE_CYCLES_PER_TOKEN
+    tile_us = (cycles + epilogue) / _CLOCK * 1e6
+    weight_bytes = channel_tiles * _count_blocks(request) * WEIGHT_BLOCK_BYTES
+    memory_us = (weight_bytes + _count_moved_bytes(request, config)) / _MEMORY_BYTES_PER_S * 1e6
+    exchange = _EXCHANGE_US * (1 + config.tokens / 64) if config.splits > 1 else 0.0
+    return _START_US + max(waves * tile_us, memory_us) + exchange
+
+
+def _estimate_block(config: WgmmaGemmConfig) -> float:
+    """Return the cycles of a block: of its products, its decoding or its bytes."""
+    products = CHANNELS * config.tokens * BLOCK_K / _PRODUCTS_PER_CYCLE[config.act_bytes]
+    decoding = CHANNELS * BLOCK_K / _DECODED_PER_CYCLE[config.mode]
+    own_bytes = BLOCK_K * config.act_bytes * config.tokens / config.cluster
+    loading = (WEIGHT_BLOCK_BYTES + own_bytes) / _INGEST_BYTES_PER_CYCLE
+    # With few slots a late load is seen; the deeper the ring, the less.
+    return max(products, decoding, loading) + _SLOT_CYCLES * 4 / config.stages
+
+
+def _estimate_chunk(config: WgmmaGemmConfig) -> float:
+    """Return the cycles of a low-rank chunk, whose products are not overlapped."""
+    products = CHANNELS * config.tokens * CHUNK_RANKS / _PRODUCTS_PER_CYCLE[2]
+    loading = (LORA_BLOCK_BYTES + 2 * CHUNK_RANKS * config.tokens) / _INGEST_BYTES_PER_CYCLE
+    return max(products, loading) + 2 * _SLOT_CYCLES
+
+
+def _count_moved_bytes(request: WgmmaGemmRequest, config: WgmmaGemmConfig) -> int:
+    """Return the bytes beside the weight that come from or go to memory once."""
+    act = request.m * request.k * config.act_bytes
+    low_rank = 2 * request.rank * (request.m + request.n)
+    return act + low_rank + 2 * request.m * request.n
+
+
+def _rank_candidates(request: WgmmaGemmRequest) -> list[WgmmaGemmConfig]:
+    configs = list(_list_configs(request))
+    return sorted(configs, key=lambda config: estimate_us(request, config))
+
+
+def _list_configs(request: WgmmaGemmRequest) -> Iterator[WgmmaGemmConfig]:
+    """Yield legal configurations of a request: the deepest rings, and one slot less."""
+    for tokens in _list_tokens(request):
+        splits = [count for count in SPLITS if count <= _count_blocks(request)]
+        if request.m > 2 * max(FEW_TOKENS):
+            splits = [1]
+        shapes = [(1, count) for count in splits]
+        if tokens >= 128 and request.n > CHANNELS:
+            shapes.append((2, 1))
+        for cluster, count in shapes:
+            deepest = _find_stages(request, tokens, cluster, count)
+            for stages in range(deepest, max(deepest - 2, 1), -1):
+                if stages < deepest and tokens < 128:
+                    continue
+                config = _make_config(request, tokens, cluster, count, stages)
+                if not list(list_request_problems(config, request)):
+                    yield config
+
+
+def _list_tokens(request: WgmmaGemmRequest) -> list[int]:
+    """Return the tile widths worth comparing."""
+    sizes = sorted({*FEW_TOKENS, *MANY_TOKENS})
+    if request.weight == "int4" and request.mode != "fp8":
+        sizes = list(INTEGER_TOKENS)
+    fitting = [size for size in sizes if size >= request.m]
+    smallest = fitting[:1]
+    others = [size for size in sizes if 64 <= size < request.m]
+    return [*smallest, *others]
+
+
+def _find_stages(request: WgmmaGemmRequest, tokens: int, cluster: int, splits: int) -> int:
+    """Return the most ring slots that fit; 0 for none."""
+    for stages in range(MAX_STAGES, 1, -1):
+        if _is_legal(_make_config(request, tokens, cluster, splits, stages)):
+            return stages
+    return 0
+
+
+def _make_config(
+    request: WgmmaGemmRequest, tokens: int, cluster: int, splits: int, stages: int
+) -> WgmmaGemmConfig:
+    return WgmmaGemmConfig(
+        mode=request.mode,
+        weight=request.weight,
+        out_dtype=request.out_dtype,
+        lora_dtype=request.lora_dtype if request.rank else None,
+        tokens=tokens,
+        stages=stages,
+        cluster=cluster,
+        splits=splits,
+        has_bias=request.has_bias,
+        has_alpha=request.has_alpha,
+        use_pdl=request.use_pdl,
+    )
+
+
+def _find_config(request: WgmmaGemmRequest) -> WgmmaGemmConfig | None:
+    """Return the configuration of the nearest measured shape, None where there is none near."""
+    key = request.mode, request.weight
+    rows = [row for row in read_choices() if (row.mode, row.weight) == key]
+    row = find_nearest(rows, (request.m, request.n, request.k), _CONFIG_REACH)
+    if row is None:
+        return None
+    config = _make_config(request, row.tokens, row.cluster, row.splits, row.stages)
+    is_right = not list(list_request_problems(config, request))
+    return config if is_right and _is_legal(config) else None
+
+
+def _is_legal(config: WgmmaGemmConfig) -> bool:
+    try:
+        check_legal(config)
+    except FormatError:
+        return False
+    return True
+
+
+def _count_blocks(request: WgmmaGemmRequest) -> int:
+    return -(-request.k // BLOCK_K)
+
+
+def _count_chunks(request: WgmmaGemmRequest) -> int:
+    return -(-request.rank // CHUNK_RANKS)
