@@ -44,6 +44,12 @@ def test_defaults_leave_out_what_tunes_itself_for_long() -> None:
     assert "gemlite" in list_cases(parse_request([], None, "gemlite", "", "float16"), "linear", "x")
 
 
+def test_peers_that_multiply_four_bits_are_listed_on_blackwell_alone() -> None:
+    request = SpeedRequest()
+    assert "flashinfer" in list_cases(request, "linear", "sm_100a")
+    assert "flashinfer" not in list_cases(request, "linear", "sm_90a")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from halfbyte.bench.speed.flashinfer_peers import FLASHINFER_PEERS
 from halfbyte.bench.speed.gemlite_peers import GEMLITE_PEERS
 from halfbyte.bench.speed.own_cases import list_own_cases
 from halfbyte.bench.speed.peers import PEERS, QUANTIZE_PEERS
@@ -23,10 +24,11 @@ from halfbyte.bench.speed.settings import (
 from halfbyte.errors import UsageError
 
 _PEERS_BY_KIND: Mapping[str, Mapping[str, MakeTrial]] = {
-    "linear": {**PEERS, **GEMLITE_PEERS},
+    "linear": {**PEERS, **GEMLITE_PEERS, **FLASHINFER_PEERS},
     "quantize": QUANTIZE_PEERS,
     "copy": {"copy": QUANTIZE_PEERS["copy"]},
 }
+_FP4_TARGETS = ("sm_100a", "sm_103a")  # whose tensor cores multiply 4-bit numbers
 PEER_NAMES = tuple(dict.fromkeys(name for group in _PEERS_BY_KIND.values() for name in group))
 # GemLite tunes itself for 20 s and more at the first call of each shape: on request alone.
 DEFAULT_PEERS = tuple(name for name in PEER_NAMES if name not in GEMLITE_PEERS)
@@ -85,7 +87,11 @@ def list_cases(request: SpeedRequest, kind: str, target: str) -> dict[str, MakeT
     if kind == TUNE:
         return list_own_cases("linear", target, request.modes, with_parts=False)
     own = list_own_cases(kind, target, request.modes)
-    peers = {name: make for name, make in _PEERS_BY_KIND[kind].items() if name in request.peers}
+    peers = {
+        name: make
+        for name, make in _PEERS_BY_KIND[kind].items()
+        if name in request.peers and (name not in FLASHINFER_PEERS or target in _FP4_TARGETS)
+    }
     return {**peers, **own}
 
 
