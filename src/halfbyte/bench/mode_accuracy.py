@@ -18,7 +18,7 @@ from halfbyte.formats.dense_linear import make_dense_linear
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.nn.w4a4_linear import W4A4Linear
 from halfbyte.reference import w4a4_linear
-from halfbyte.reference.decode import read_floats
+from halfbyte.reference.decode import Float64Array, read_floats
 from halfbyte.reference.gemm_w4_wgmma import fold_weight
 from halfbyte.svdquant.statistics import RowSample
 
@@ -144,39 +144,48 @@ def multiply_dense(x: torch.Tensor, linear: QuantizedLinear) -> Any:
     return (y if dense.bias is None else y + dense.bias.double()).numpy()
 
 
-def multiply_with_token_scales(x: torch.Tensor, linear: QuantizedLinear, mode: str) -> Any:
+def multiply_with_token_scales(x: torch.Tensor, linear: QuantizedLinear, mode: str) -> Float64Array:
     """Return y of mode "fp8" or "int8": one scale a row of x, and 4-bit weights as that mode reads.
 
     Args:
-        x: [M, K] float16 or bfloat16. linear: with an activation format. mode: "fp8" or "int8".
+        x: [M, K] float16 or bfloat16. linear: any. mode: "fp8" or "int8".
 
     Returns [M, N] float64.
     """
-    rows = x.float()
-    if linear.activation is not None and linear.activation.shift:
-        rows = rows + linear.activation.shift
-    if linear.smooth is not None:
-        rows = rows * (1.0 / linear.smooth.float())
-    act = _round_rows(rows, mode)
-    values, normalizer = fold_weight(linear.weight, mode)
-    y = act.double().numpy() @ (values * normalizer[:, None]).T
-    for factor in (linear.weight.global_scale, linear.channel_scale):
-        y = y if factor is None else y * read_floats(factor)
+    y = round_rows(x, linear, mode) @ fold_linear(linear, mode).T
     if linear.lora_down is not None and linear.lora_up is not None:
         lora_act = x.double() @ linear.lora_down.double().t()
         y = y + (lora_act @ linear.lora_up.double().t()).numpy()
     return y if linear.bias is None else y + read_floats(linear.bias)
 
 
-def _round_rows(rows: torch.Tensor, mode: str) -> torch.Tensor:
-    """Return rows [M, K] float32 rounded to E4M3 or INT8 under one scale a row."""
+def round_rows(x: torch.Tensor, linear: QuantizedLinear, mode: str) -> Float64Array:
+    """Return what the product sees of x: [M, K] float64, smoothed, rounded under a scale a row."""
+    rows = x.float()
+    if linear.activation is not None and linear.activation.shift:
+        rows = rows + linear.activation.shift
+    if linear.smooth is not None:
+        rows = rows * (1.0 / linear.smooth.double()).float()
     amax = rows.abs().amax(1, keepdim=True)
-    amax = torch.where(amax > 0, amax, 1.0)
+    amax = torch.where(amax == 0, 1.0, amax)
     if mode == "int8":
         scale = amax / _INT8_MAX
-        return torch.round(rows / scale) * scale
-    scale = torch.exp2(torch.ceil(torch.log2(amax.double() / _E4M3_MAX))).float()
-    return (rows / scale).to(torch.float8_e4m3fn).float() * scale
+        rounded = torch.round(rows / scale).double() * scale.double()
+    else:
+        scale = torch.exp2(torch.ceil(torch.log2(amax.double() / _E4M3_MAX))).float()
+        rounded = (rows / scale).to(torch.float8_e4m3fn).double() * scale.double()
+    return np.asarray(rounded.numpy())
+
+
+def fold_linear(linear: QuantizedLinear, mode: str) -> Float64Array:
+    """Return the weight [N, K] float64 that the product sees, all its scales included."""
+    values, normalizer = fold_weight(linear.weight, mode)
+    weight = values * normalizer[:, None]
+    if linear.weight.global_scale is not None:
+        weight = weight * read_floats(linear.weight.global_scale)
+    if linear.channel_scale is not None:
+        weight = weight * read_floats(linear.channel_scale)[:, None]
+    return weight
 
 
 def list_modes(preset: str) -> dict[str, Multiply]:

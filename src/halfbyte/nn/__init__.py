@@ -3,15 +3,18 @@
 from halfbyte.checkpoints.key_map import KeyMap
 from halfbyte.nn.load_checkpoint import load
 from halfbyte.nn.model_file import load_model, save_model
+from halfbyte.nn.placement_report import LayerPlacement, describe_placement
 from halfbyte.nn.quantize_model import quantize_model
 from halfbyte.nn.report import LinearReport, QuantizationReport
 from halfbyte.nn.w4a4_linear import W4A4Linear, set_backend
 
 __all__ = [
     "KeyMap",
+    "LayerPlacement",
     "LinearReport",
     "QuantizationReport",
     "W4A4Linear",
+    "describe_placement",
     "load",
     "load_model",
     "quantize_model",

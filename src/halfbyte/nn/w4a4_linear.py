@@ -35,6 +35,7 @@ from halfbyte.formats.quantize_plan import check_dense
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.nn.low_rank_stack import get_stacked, restack
 from halfbyte.ops.backends import check_backend
+from halfbyte.ops.call_plan import CallPlan, plan_call
 from halfbyte.ops.checks import check_float_dtype
 from halfbyte.ops.hopper_modes import check_mode, check_tokens
 from halfbyte.ops.linear_parts import (
@@ -235,6 +236,21 @@ class W4A4Linear(nn.Module):
         parts, spec = self._parts(), self.spec.encode()
         y: torch.Tensor = w4a4_linear(rows, parts, spec, self.backend, "none", self.mode)
         return y.reshape(*x.shape[:-1], self.out_features)
+
+    def plan_call(self, tokens: int, dtype: torch.dtype | None = None) -> CallPlan:
+        """Return what a call with `tokens` rows of x runs; places what it needs, as the call would.
+
+        Args:
+            tokens: rows of x, leading dimensions flattened.
+            dtype: of x; None for that of the 16-bit parts, bfloat16 where there are none.
+
+        Raises what a call raises.
+        """
+        if dtype is None:
+            parts = (getattr(self, name) for name in _CASTABLE)
+            dtypes = [part.dtype for part in parts if part is not None]
+            dtype = next((one for one in dtypes if one != torch.float32), torch.bfloat16)
+        return plan_call(self._parts(), self.spec, (tokens, dtype), self.backend, self.mode)
 
     @property
     def placed_bytes(self) -> int:

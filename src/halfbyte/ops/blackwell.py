@@ -37,6 +37,7 @@ from halfbyte.ops.kernel_tensors import (
     on_device,
 )
 
+GEMM: Final = "gemm_w4a4"
 _SMALLEST_BLOCK: Final = 16  # codes of an NVFP4 block; both formats' scales of K = 32 fit a tile
 
 
@@ -312,6 +313,26 @@ def run_linear(
         return x.new_empty((x.shape[0], 0))
     act = quantize_input(x, placed, backend)
     return multiply_input(act, placed, x.dtype, backend, activation)
+
+
+def describe_tile(placed: PlacedLinear, m: int, dtype: torch.dtype, backend: Backend) -> str:
+    """Return the tile that the GEMM takes for `m` rows of `dtype`, in words."""
+    assert backend.target is not None
+    request = GemmRequest(
+        m=max(m, 1),
+        n=max(placed.out_features, 1),
+        k=max(placed.columns, 1),
+        rank=round_up_rank(placed.rank),
+        block_format=placed.block_format,
+        out_dtype=name_dtype(dtype),
+        lora_dtype=name_dtype(dtype),
+        epilogue=EpilogueConfig(
+            has_column_scale=placed.column_scale is not None,
+            has_alpha=placed.activation.global_scale == "dynamic",
+            has_bias=placed.bias is not None,
+        ),
+    )
+    return str(choose_gemm_config(request, backend.target).tile)
 
 
 def _check_input_fits(act: QuantizedInput, placed: PlacedLinear) -> None:

@@ -5,26 +5,55 @@ rounded up to 32, columns permuted in each 64. Every tensor that a kernel writes
 and written whole, padding included.
 """
 
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final
 
 import torch
 
-from halfbyte.errors import UnsupportedHardwareError
+from halfbyte.device.kernel_source import KernelSource
+from halfbyte.errors import FormatError, UnsupportedHardwareError
 from halfbyte.formats.activation import ActivationFormat
 from halfbyte.formats.dense_linear import DenseLinear
 from halfbyte.formats.quantized_linear import QuantizedLinear
+from halfbyte.kernels.gemm_w4_wgmma.choose import (
+    choose_config,
+    choose_mode,
+    count_resident_clusters,
+)
+from halfbyte.kernels.gemm_w4_wgmma.config import CHANNELS, WgmmaGemmConfig, WgmmaGemmRequest
+from halfbyte.kernels.gemm_w4_wgmma.placement import (
+    PlacedWgmmaLinear,
+    place_linear,
+    replace_low_rank,
+)
+from halfbyte.kernels.gemm_w4_wgmma.weight_layout import INT4_GROUP
+from halfbyte.kernels.gemm_w4a4.placement import align
+from halfbyte.kernels.quantize_act_lora.config import count_amax_ctas
+from halfbyte.kernels.quantize_act_wgmma import config as quantize
+from halfbyte.kernels.quantize_act_wgmma.placement import arrange_lora_down
 from halfbyte.ops.backends import Backend
 from halfbyte.ops.dense import DensePlacer, multiply_dense
-from halfbyte.ops.hopper_modes import list_kernel_modes
-from halfbyte.ops.linear_parts import LinearSpec
+from halfbyte.ops.hopper_modes import DENSE, list_kernel_modes
+from halfbyte.ops.kernel_tensors import (
+    KERNEL_DTYPES,
+    allocate_rows,
+    check_kernel_dtype,
+    has_aligned_rows,
+    name_dtype,
+    on_device,
+)
+from halfbyte.ops.linear_parts import LinearSpec, is_present, rank_of
 from halfbyte.ops.placed_linears import find_placed
 
-_K_MULTIPLE: Final = 128
-_RANK_MULTIPLE: Final = 32
-_GROUP: Final = 64  # codes that share a scale of INT4 activations
-_ACT_DTYPES: Final = {"fp8": torch.uint8, "int8": torch.int8}
+GEMM: Final = "gemm_w4_wgmma"
+_CODE_DTYPES: Final = {"fp8": torch.uint8, "int8": torch.int8}
+_FREE_WORD: Final = -1  # 0xFFFFFFFF: what the mailbox of the quantize kernel holds between launches
+
+_lock = threading.Lock()
+_mailboxes: dict[tuple[torch.device, int], torch.Tensor] = {}
 
 
 @dataclass(frozen=True)
@@ -34,13 +63,33 @@ class WgmmaPlacer:
     mode: str
     dtype: torch.dtype
 
-    def place(self, linear: QuantizedLinear) -> Any:
+    def place(self, linear: QuantizedLinear) -> PlacedWgmmaLinear:
         """Return what the kernels read; raises what `place_linear` raises."""
-        raise UnsupportedHardwareError(f"mode {self.mode!r} has no kernel yet")
+        if linear.activation is None and self.mode == "exact":
+            raise UnsupportedHardwareError(
+                "weight-only layer in mode 'exact': no kernel reads x in 16 bits; take "
+                "mode='bf16', or 'fp8' for an x that is rounded to E4M3"
+            )
+        return _finish(place_linear(linear, self.dtype, self.mode))
 
-    def replace_low_rank(self, placed: Any, linear: QuantizedLinear) -> Any:
+    def replace_low_rank(
+        self, placed: PlacedWgmmaLinear, linear: QuantizedLinear
+    ) -> PlacedWgmmaLinear:
         """Return `placed` with the low-rank branch of `linear`, its weight untouched."""
-        raise NotImplementedError
+        return _finish(replace_low_rank(placed, linear, self.dtype))
+
+
+def _finish(placed: PlacedWgmmaLinear) -> PlacedWgmmaLinear:
+    """Return `placed` with lora_down as the quantize kernel reads it, when its tensors are written.
+
+    The kernels read weights before those ahead of them in the stream have ended (programmatic
+    dependent launch).
+    """
+    if placed.lora_down is not None:
+        placed = replace(placed, lora_down=arrange_lora_down(placed.lora_down))
+    if placed.weight_blocks.is_cuda:
+        torch.cuda.current_stream(placed.weight_blocks.device).synchronize()
+    return placed
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +101,7 @@ class WgmmaInput:
             values with their block scale (exact).
         scales: [M] float32, a scale a token (fp8, int8); [M, K_pad/64] float16 (exact with INT4);
             else [0].
-        global_scale: [] float32, or [0] where the format has none or it is not used.
+        global_scale: [] float32 (exact, where the format has one), else [0].
         lora_act: [M, R_pad] in x's dtype, in the scale of its token; [M, 0] for rank 0.
     """
 
@@ -70,49 +119,82 @@ class WgmmaInputShape:
     k: int
     rank: int
     mode: str
-    activation: ActivationFormat
+    activation: ActivationFormat | None
 
 
 def allocate_input(x: torch.Tensor, shape: WgmmaInputShape) -> WgmmaInput:
     """Return uninitialised tensors for x [M, K]; also what the fake kernel returns."""
-    has_integers = shape.activation.block_format.scale == "float"
-    k_pad = -(-shape.k // _K_MULTIPLE) * _K_MULTIPLE
-    scales: tuple[int, ...] = (0,)
-    scale_dtype, has_global = torch.float32, False
-    if shape.mode in _ACT_DTYPES:
-        scales = (shape.m,)
-    elif has_integers:
-        scales, scale_dtype = (shape.m, k_pad // _GROUP), torch.float16
-    else:
-        has_global = shape.activation.global_scale != "none"
-    code_dtype = _ACT_DTYPES.get(shape.mode, torch.int8 if has_integers else torch.float16)
-    rank_pad = -(-shape.rank // _RANK_MULTIPLE) * _RANK_MULTIPLE
+    k_pad = quantize.padded_k(shape.k)
+    code_dtype = _CODE_DTYPES.get(shape.mode)
+    scales: tuple[int, ...] = (shape.m,)
+    scale_dtype, has_global_scale = torch.float32, False
+    if code_dtype is None:
+        assert shape.activation is not None  # mode "exact" of a weight-only layer is refused
+        block_format = shape.activation.block_format
+        has_global_scale = block_format.has_global_scale
+        code_dtype, scales = torch.float16, (0,)
+        if block_format.scale == "float":
+            code_dtype, scale_dtype = torch.int8, torch.float16
+            scales = (shape.m, k_pad // INT4_GROUP)
     return WgmmaInput(
         codes=x.new_empty((shape.m, k_pad), dtype=code_dtype),
         scales=x.new_empty(scales, dtype=scale_dtype),
-        global_scale=x.new_empty(() if has_global else (0,), dtype=torch.float32),
-        lora_act=x.new_empty((shape.m, rank_pad)),
+        global_scale=x.new_empty(() if has_global_scale else (0,), dtype=torch.float32),
+        lora_act=x.new_empty((shape.m, quantize.padded_rank(shape.rank))),
     )
 
 
+def describe_shape(m: int, placed: PlacedWgmmaLinear) -> WgmmaInputShape:
+    """Return the sizes of an input of `m` rows for a placed linear."""
+    return WgmmaInputShape(m, placed.columns, placed.rank, placed.mode, placed.activation)
+
+
 def choose_placed(
-    parts: Sequence[torch.Tensor], spec: LinearSpec, x: torch.Tensor, mode: str
-) -> Any:
-    """Return the placement that a mode runs for x [M, K]: of a kernel, or a DenseLinear.
+    parts: Sequence[torch.Tensor], spec: LinearSpec, call: tuple[int, torch.dtype], mode: str
+) -> PlacedWgmmaLinear | DenseLinear:
+    """Return the placement that a mode runs for (M, dtype of x): of a kernel, or a dense weight.
 
-    "auto" takes the fastest of the modes that the formats and values of the linear allow.
+    "auto" takes the fastest of the modes that the formats and values of the linear allow. Without
+    products (an M, N or K of 0) nothing is quantized.
     """
-    if mode != "auto":
-        return find_placed(parts, spec, WgmmaPlacer(mode, x.dtype))
-    for candidate in list_kernel_modes(spec):
+    m, dtype = call
+    is_empty = not (m and spec.columns and parts[0].shape[0])
+    if mode != "auto" and not is_empty:
+        return find_placed(parts, spec, WgmmaPlacer(mode, dtype))
+    modes = () if is_empty else list_kernel_modes(spec)
+    while modes:
+        fastest = choose_mode(_describe_parts(parts, spec, m, dtype), modes)
+        if fastest == DENSE:
+            break
         try:
-            return find_placed(parts, spec, WgmmaPlacer(candidate, x.dtype))
+            return find_placed(parts, spec, WgmmaPlacer(fastest, dtype))
         except UnsupportedHardwareError:  # its values fit no such operands: INT4's -8 in fp8
-            continue
-    return find_placed(parts, spec, DensePlacer(x.dtype))
+            modes = tuple(one for one in modes if one != fastest)
+    return find_placed(parts, spec, DensePlacer(dtype))
 
 
-def run_linear(x: torch.Tensor, placed: Any, backend: Backend) -> torch.Tensor:
+def _describe_parts(
+    parts: Sequence[torch.Tensor], spec: LinearSpec, m: int, dtype: torch.dtype
+) -> WgmmaGemmRequest:
+    """Return the product of a linear before it is placed; its mode is open."""
+    rank = rank_of(parts)
+    return WgmmaGemmRequest(
+        m=m,
+        n=parts[0].shape[0],
+        k=spec.columns,
+        rank=rank,
+        mode="fp8",
+        weight="int4" if spec.block_format.element == "int4" else "e2m1",
+        out_dtype=name_dtype(dtype),
+        lora_dtype=name_dtype(dtype) if rank else None,
+        has_bias=is_present(parts[8]),
+        use_pdl=True,
+    )
+
+
+def run_linear(
+    x: torch.Tensor, placed: PlacedWgmmaLinear | DenseLinear, backend: Backend
+) -> torch.Tensor:
     """Return y [M, N] in x's dtype of x [M, K]."""
     if isinstance(placed, DenseLinear):
         return multiply_dense(x, placed)
@@ -120,13 +202,197 @@ def run_linear(x: torch.Tensor, placed: Any, backend: Backend) -> torch.Tensor:
     return multiply_input(act, placed, x.dtype, backend)
 
 
-def quantize_input(x: torch.Tensor, placed: Any, backend: Backend) -> WgmmaInput:
-    """Return x [M, K] quantized for `placed`, with its low-rank projection."""
-    raise NotImplementedError
+def quantize_input(x: torch.Tensor, placed: PlacedWgmmaLinear, backend: Backend) -> WgmmaInput:
+    """Return x [M, K] quantized for `placed`, with its low-rank projection.
+
+    x may have any strides; one whose columns are not adjacent is copied.
+    """
+    check_kernel_dtype("x", x.dtype)
+    out = allocate_input(x, describe_shape(x.shape[0], placed))
+    if placed.activation_global_scale is not None:
+        out.global_scale.copy_(placed.activation_global_scale.reshape(()))
+    if x.numel() == 0:  # nothing to launch; an amax of nothing gives the scale 1
+        for part in (out.codes, out.lora_act):
+            part.zero_()
+        out.scales.fill_(1.0)
+        if placed.has_alpha:
+            out.global_scale.fill_(1.0)
+        return out
+    _launch_quantize(x if x.stride(1) == 1 else x.contiguous(), placed, out, backend)
+    return out
+
+
+def _launch_quantize(
+    x: torch.Tensor, placed: PlacedWgmmaLinear, out: WgmmaInput, backend: Backend
+) -> None:
+    from halfbyte.runtime.run_kernel import run_kernel
+
+    m, k = x.shape
+    is_exact = placed.mode == "exact"
+    activation = placed.activation
+    smooth = placed.smooth if is_exact else placed.inverse_smooth
+    request = quantize.WgmmaQuantizeRequest(
+        mode=activation.name if is_exact and activation is not None else placed.mode,
+        dtype=name_dtype(x.dtype),
+        m=m,
+        k=k,
+        rank=placed.rank,
+        has_smooth=smooth is not None,
+        shift=0.0 if is_exact or activation is None else activation.shift,
+        x_is_aligned=has_aligned_rows(x),
+        use_pdl=True,
+    )
+    source, config = _make_quantize_source(request)
+    scales: list[torch.Tensor | float | None] = [None, None, None, 1.0, placed.lora_factor]
+    if out.global_scale.ndim == 0:
+        scales[0] = out.global_scale.reshape(1)
+    if placed.has_alpha:
+        scales[1] = x.new_empty(1, dtype=torch.float32)
+        num_ctas = count_amax_ctas(m, k, quantize.TARGET)
+        scales[2] = x.new_empty(num_ctas, dtype=torch.float32)
+    has_rank = placed.lora_down is not None
+    codes = out.codes.view(torch.float8_e4m3fn) if placed.mode == "fp8" else out.codes
+    tensors = (
+        x,
+        smooth,
+        placed.lora_down,
+        codes,
+        out.scales if config.has_token_scale else None,
+        out.scales if config.has_group_scales else None,
+        out.lora_act if has_rank else None,
+        _find_mailbox(x, quantize.count_mailbox_words(config, m, placed.rank)),
+    )
+    clusters = quantize.GPU.num_sms // config.cluster_k
+    with on_device(x):
+        run_kernel(source, tensors, tuple(scales), clusters, virtual_gpu=backend.virtual_gpu)
+
+
+@lru_cache(maxsize=4096)
+def _make_quantize_source(
+    request: quantize.WgmmaQuantizeRequest,
+) -> tuple[KernelSource, quantize.WgmmaQuantizeConfig]:
+    from halfbyte.kernels.quantize_act_wgmma.source import make_source
+
+    config = quantize.choose_config(request)
+    return make_source(config), config
+
+
+def _find_mailbox(x: torch.Tensor, words: int) -> torch.Tensor | None:
+    """Return the words through which CTAs of the quantize kernel meet, None where they do not.
+
+    A kernel leaves them as it found them, and two that run at once must not share them: they are
+    kept by stream. A captured graph gets its own, filled again by every replay.
+    """
+    if words == 0:
+        return None
+    if not x.is_cuda or torch.cuda.is_current_stream_capturing():
+        return _make_mailbox(x, words)
+    with on_device(x):
+        key = (x.device, torch.cuda.current_stream().cuda_stream)
+    with _lock:
+        kept = _mailboxes.get(key)
+        if kept is None or kept.numel() < words:
+            kept = _mailboxes[key] = _make_mailbox(x, words)
+        return kept[:words]
+
+
+def _make_mailbox(x: torch.Tensor, words: int) -> torch.Tensor:
+    return torch.full((words,), _FREE_WORD, dtype=torch.int32, device=x.device).view(torch.uint32)
 
 
 def multiply_input(
-    act: WgmmaInput, placed: Any, out_dtype: torch.dtype, backend: Backend
+    act: WgmmaInput, placed: PlacedWgmmaLinear, out_dtype: torch.dtype, backend: Backend
 ) -> torch.Tensor:
-    """Return y [M, N] of `out_dtype`, contiguous."""
-    raise NotImplementedError
+    """Return y [M, N] of `out_dtype`, contiguous.
+
+    Raises FormatError for an activation that is not laid out for this linear.
+    """
+    check_kernel_dtype("out_dtype", out_dtype)
+    _check_input_fits(act, placed)
+    m, n = act.codes.shape[0], placed.out_features
+    if m == 0 or n == 0:
+        return act.codes.new_empty((m, n), dtype=out_dtype)
+    if placed.columns == 0:  # no products: the bias alone, or zeros
+        y = act.codes.new_zeros((m, n), dtype=out_dtype)
+        return y if placed.bias is None else y.copy_(placed.bias[:n])
+    y = allocate_rows(act.codes, (m, n), out_dtype)
+    _launch_gemm(act, placed, y, backend)
+    return y.contiguous()
+
+
+def _launch_gemm(
+    act: WgmmaInput, placed: PlacedWgmmaLinear, y: torch.Tensor, backend: Backend
+) -> None:
+    from halfbyte.kernels.gemm_w4_wgmma.source import list_arguments
+    from halfbyte.runtime.run_kernel import run_kernel
+
+    lora_dtype = None if placed.lora_blocks is None else act.lora_act.dtype
+    source, config = _make_gemm_source(_describe_product(placed, y.shape[0], y.dtype, lora_dtype))
+    codes = act.codes.view(torch.float8_e4m3fn) if placed.mode == "fp8" else act.codes
+    tensors = {
+        "act": align(codes),
+        "weight_blocks": placed.weight_blocks,
+        "token_scale": act.scales,
+        "act_group_scale": align(act.scales),
+        "channel_scale": placed.channel_scale,
+        "lora_act": align(act.lora_act),
+        "lora_blocks": placed.lora_blocks,
+        "bias": placed.bias,
+        "alpha": act.global_scale.reshape(-1),
+        "y": y,
+    }
+    arguments = tuple(tensors[name] for name in list_arguments(config))
+    with on_device(y):
+        clusters = count_resident_clusters(config)
+        run_kernel(source, arguments, clusters, virtual_gpu=backend.virtual_gpu)
+
+
+def _describe_product(
+    placed: PlacedWgmmaLinear, m: int, out_dtype: torch.dtype, lora_dtype: torch.dtype | None
+) -> WgmmaGemmRequest:
+    return WgmmaGemmRequest(
+        m=m,
+        n=placed.out_features,
+        k=placed.columns,
+        rank=placed.rank,
+        mode=placed.mode,  # type: ignore[arg-type]  # placement checked it
+        weight=placed.weight,  # type: ignore[arg-type]
+        out_dtype=name_dtype(out_dtype),
+        lora_dtype=None if lora_dtype is None else name_dtype(lora_dtype),
+        has_bias=placed.bias is not None,
+        has_alpha=placed.has_alpha,
+        use_pdl=True,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _make_gemm_source(request: WgmmaGemmRequest) -> tuple[KernelSource, WgmmaGemmConfig]:
+    from halfbyte.kernels.gemm_w4_wgmma.source import make_source
+
+    config = choose_config(request)
+    return make_source(config), config
+
+
+def describe_tile(placed: PlacedWgmmaLinear, m: int, dtype: torch.dtype) -> str:
+    """Return the GEMM's configuration for `m` rows in words."""
+    lora_dtype = None if placed.lora_blocks is None else dtype
+    _, config = _make_gemm_source(_describe_product(placed, m, dtype, lora_dtype))
+    shared = f", {config.cluster} CTAs share x" if config.cluster > 1 else ""
+    splits = f", K in {config.splits}" if config.splits > 1 else ""
+    return f"{CHANNELS} channels x {config.tokens} tokens, {config.stages} stages{shared}{splits}"
+
+
+def _check_input_fits(act: WgmmaInput, placed: PlacedWgmmaLinear) -> None:
+    if act.codes.ndim != 2:
+        raise FormatError(f"act codes: shape {tuple(act.codes.shape)}, wanted [M, K_pad]")
+    m = act.codes.shape[0]
+    wanted = allocate_input(act.lora_act.new_empty(0, device="meta"), describe_shape(m, placed))
+    for name in ("codes", "scales", "global_scale", "lora_act"):
+        part, like = getattr(act, name), getattr(wanted, name)
+        allowed = KERNEL_DTYPES if name == "lora_act" else (like.dtype,)
+        if part.shape != like.shape or part.dtype not in allowed or not part.is_contiguous():
+            raise FormatError(
+                f"act {name}: {part.dtype} {tuple(part.shape)}, wanted contiguous "
+                f"{' or '.join(map(str, allowed))} {tuple(like.shape)}: what quantize_act_lora "
+                f"returns for this linear on this backend in mode {placed.mode!r}"
+            )

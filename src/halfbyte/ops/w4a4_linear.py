@@ -64,7 +64,8 @@ def w4a4_linear(
             return multiply_dense(x, find_placed(linear, parsed, DensePlacer(x.dtype)))
         if chosen.layout == "hopper":
             check_no_function(activation, "Hopper's kernel")
-            return hopper.run_linear(x, hopper.choose_placed(linear, parsed, x, mode), chosen)
+            call = (x.shape[0], x.dtype)
+            return hopper.run_linear(x, hopper.choose_placed(linear, parsed, call, mode), chosen)
         if chosen.layout == "blackwell":
             placed = find_placed(linear, parsed, blackwell.BlackwellPlacer(x.dtype))
             return blackwell.run_linear(x, placed, chosen, activation)
