@@ -58,6 +58,10 @@ class WgmmaGemmConfig:
         stages: ring slots.
         cluster: CTAs that share the activations of a tile row by multicast (1 or 2).
         splits: CTAs of a cluster that share one tile's K; their sums are added in order.
+        lead: pairs of steps that the first warpgroup is ahead of the second one, so that one
+            multiplies while the other stores its part of a tile; 0 for none.
+        raster_group: token tiles that are walked together: they share weights in L2, and the
+            channel tiles that run beside them share activations.
         has_bias: add bias[n].
         has_alpha: multiply the product by the device scalar alpha.
         use_pdl: programmatic dependent launch: the previous kernel is waited for inside this one.
@@ -71,6 +75,8 @@ class WgmmaGemmConfig:
     stages: int
     cluster: int = 1
     splits: int = 1
+    lead: int = 0
+    raster_group: int = 32
     has_bias: bool = False
     has_alpha: bool = False
     use_pdl: bool = False
@@ -215,6 +221,8 @@ def list_problems(config: WgmmaGemmConfig) -> Iterator[str]:
     is_alone_with_8 = config.tokens == 8 and config.cluster == 1
     if not is_alone_with_8 and (config.tokens % 16 or not 16 <= config.tokens <= 256):
         yield f"tokens {config.tokens}: wanted a multiple of 16 up to 256, or 8 in a cluster of 1"
+    if not 0 <= 2 * config.lead < config.stages:
+        yield f"lead {config.lead}: takes two slots each of {config.stages}, and one more"
     if config.stages < 2:
         yield f"stages {config.stages}: a ring has two slots at least"
 

@@ -9,7 +9,8 @@ the four signs.
 e4m3    The table holds E4M3(magnitude * scale). A scale's E4M3 code b is an exponent and a mantissa
         in one number, so that 8 more are twice the value: the codes of .5, 1, 2 and 4 times the
         scale are b - 8, b, b + 8 and b + 16. 1.5, 3 and 6 times are c, c + 8 and c + 16, with
-        c = b + 4 + d; the packer has rounded, d is the top bit of the scale's byte. b >= 16.
+        c = b + 4 + d; the packer has rounded, d is the top bit of the scale's byte. b >= 16. INT4's
+        magnitudes are ordered 0, 1, 2, 4, 3, 6, 5, 7, and come with the codes of 1, 3, 5 and 7.
 float16 The table holds the upper bytes of the magnitudes as float16, whose lower bytes are zeros; a
         packed product with the scale follows. q * s has six significant bits: it is exact.
 """
@@ -55,33 +56,47 @@ class Decoder:
         raise NotImplementedError
 
 
-class E4m3Decoder(Decoder):
-    """E2M1 codes with folded scales, a whole block: one instruction takes 32 columns."""
+class TableDecoder(Decoder):
+    """Codes whose table holds E4M3, a whole block: one instruction takes 32 columns."""
 
     columns = 128
-    num_words = 9
 
-    def load(self, words: Any, block: Int32, scales: Int32, thread: Int32, half: int) -> None:
-        """Read 16 bytes of each half, and the four scales."""
+    def load_codes(self, words: Any, block: Int32, thread: Int32) -> None:
+        """Read 16 bytes of each half into the first eight words."""
         for part in range(2):
             codes = ld_shared_v4(block + part * HALF_BYTES + thread * 16)
             for index in range(4):
                 words[4 * part + index] = codes[index]
-        words[8] = ld_shared_b32(scales + thread * 4)
 
-    def decode(self, words: Any, operand: Any, half: int) -> None:
+    def look_up_all(self, words: Any, operand: Any, tables: Any) -> None:
         """Decode 64 codes: rows g and g + 8 of both halves have a table each."""
-        scales = words[8]
-        one = scales & Uint32(0x7F7F7F7F)
-        rounded_up = (scales >> 7) & Uint32(0x01010101)
-        three_halves = one + rounded_up + Uint32(0x04040404)
         for part in range(2):
             for row in range(2):
-                low, high = self.make_table(one, three_halves, 2 * part + row)
+                low, high = tables[2 * part + row]
                 for pair in range(2):  # 32 columns
                     code = words[4 * part + 2 * row + pair]
                     first = 4 * (2 * part + pair) + row
                     operand[first], operand[first + 2] = look_up(code, low, high)
+
+
+class E2m1TableDecoder(TableDecoder):
+    """E2M1 codes with folded scales."""
+
+    num_words = 9
+
+    def load(self, words: Any, block: Int32, scales: Int32, thread: Int32, half: int) -> None:
+        """Read the codes and the four scales."""
+        self.load_codes(words, block, thread)
+        words[8] = ld_shared_b32(scales + thread * 4)
+
+    def decode(self, words: Any, operand: Any, half: int) -> None:
+        """Make the tables and look all codes up."""
+        scales = words[8]
+        one = scales & Uint32(0x7F7F7F7F)
+        rounded_up = (scales >> 7) & Uint32(0x01010101)
+        three_halves = one + rounded_up + Uint32(0x04040404)
+        tables = [self.make_table(one, three_halves, scale) for scale in range(4)]
+        self.look_up_all(words, operand, tables)
 
     def make_table(self, one: Uint32, three_halves: Uint32, scale: int) -> tuple[Uint32, Uint32]:
         """Return E4M3 of the magnitudes times scale number `scale`, in the order of indices."""
@@ -89,6 +104,29 @@ class E4m3Decoder(Decoder):
         # Bytes 0, b - 8, b, b + 8: the sum's carries run from byte to byte.
         low = prmt_b32(one, Uint32(0), Uint32(repeat)) + Uint32(0x07FFF800)
         high = prmt_b32(one, three_halves, Uint32(scale * 0x1111 + 0x4440)) + Uint32(0x10080010)
+        return low, high
+
+
+class Int4TableDecoder(TableDecoder):
+    """INT4 codes with folded scales: the packer has rounded the odd magnitudes' products."""
+
+    num_words = 12
+
+    def load(self, words: Any, block: Int32, scales: Int32, thread: Int32, half: int) -> None:
+        """Read the codes and four words, which rows g and g + 8 of four threads share."""
+        self.load_codes(words, block, thread)
+        odd = ld_shared_v4(scales + thread // 4 * 16)
+        for index in range(4):
+            words[8 + index] = odd[index]
+
+    def decode(self, words: Any, operand: Any, half: int) -> None:
+        """Make the tables and look all codes up."""
+        self.look_up_all(words, operand, [self.make_table(words[8 + index]) for index in range(4)])
+
+    def make_table(self, odd: Uint32) -> tuple[Uint32, Uint32]:
+        """Return E4M3 of 0, 1, 2, 4 and 3, 6, 5, 7 times a scale from those of 1, 3, 5, 7."""
+        low = prmt_b32(odd, Uint32(0), Uint32(0x0004)) + Uint32(0x10080000)
+        high = prmt_b32(odd, Uint32(0), Uint32(0x3211)) + Uint32(0x00000800)
         return low, high
 
 
@@ -136,7 +174,9 @@ def look_up(code: Uint32, low: Uint32, high: Uint32) -> tuple[Uint32, Uint32]:
 
 def make_decoder(config: WgmmaGemmConfig) -> Decoder:
     """Return how a configuration's weights become operands."""
-    return E4m3Decoder() if config.mode == "fp8" else Float16Decoder()
+    if config.mode == "fp8":
+        return E2m1TableDecoder() if config.weight == "e2m1" else Int4TableDecoder()
+    return Float16Decoder()
 
 
 def make_words(count: int) -> Any:

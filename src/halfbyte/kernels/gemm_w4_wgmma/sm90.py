@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32
 
 from halfbyte.device.memory_access import ld_shared_v4
 from halfbyte.device.ring_position import RingPosition
@@ -64,7 +64,8 @@ from halfbyte.kernels.gemm_w4_wgmma.work import KRange, Work
 
 LOAD_WARP = 0
 INSTRUCTIONS = 4  # of a step
-RASTER_TOKEN_TILES = 32  # token tiles that are walked together: they share weights in L2
+LEAD_BARRIER = 3  # named barrier of both consumer warpgroups; the epilogue has 1 and 2
+CONSUMER_THREADS = 256
 LORA_BLOCK_WARPGROUP_BYTES = WARPGROUP_CHANNELS * 16 * 2  # of one instruction
 
 
@@ -104,10 +105,14 @@ class MultiplyRole(TracedRecord):
         """Multiply and store every tile."""
         position = RingPosition.consumer(self.config.stages)
         tile = self.work.scheduler.start()
+        signal_pair = Int32(-1)
+        if cutlass.const_expr(self.config.lead > 0):
+            signal_pair = self.start_apart()
         while tile.is_valid:
             token_tile, group = tile.place
             factors = epilogue.load_factors(token_tile, group)
-            position = self.multiply_tile(position)
+            position = self.multiply_tile(position, signal_pair)
+            signal_pair = Int32(-1)
             if cutlass.const_expr(self.config.lora_dtype is not None):
                 position = self.multiply_chunks(position)
             epilogue.store_tile(self.accumulator, factors, token_tile, group)
@@ -115,13 +120,39 @@ class MultiplyRole(TracedRecord):
         epilogue.finish_role()
 
     @cute.jit
-    def multiply_tile(self, position: RingPosition) -> RingPosition:
+    def start_apart(self) -> Int32:
+        """Hold the second warpgroup back; return the pair of steps after which the first signals.
+
+        From then on each is alone with the tensor cores while the other one stores.
+        """
+        signal_pair = Int32(-1)
+        if self.warpgroup == 0:
+            signal_pair = cutlass.min(Int32(self.config.lead), (self.num_steps - 1) // 2) - 1
+        else:
+            cute.arch.barrier(barrier_id=LEAD_BARRIER, number_of_threads=CONSUMER_THREADS)
+        self.signal_if((self.warpgroup == 0) & (signal_pair == -1))  # a tile of one pair
+        return signal_pair
+
+    @cute.jit
+    def signal_if(self, is_time: Boolean) -> None:
+        """Let the second warpgroup start."""
+        if is_time:
+            cute.arch.barrier_arrive(barrier_id=LEAD_BARRIER, number_of_threads=CONSUMER_THREADS)
+
+    @property
+    def num_steps(self) -> Int32:
+        """Steps of a tile."""
+        return self.work.k.num_blocks * (BLOCK_K // self.decoder.columns)
+
+    @cute.jit
+    def multiply_tile(self, position: RingPosition, signal_pair: Int32) -> RingPosition:
         """Multiply all main blocks of a tile; return the position behind them.
 
         Steps go in pairs, one for each operand. The last pair, or the last step where their number
-        is odd, has no next step to read.
+        is odd, has no next step to read. After pair number `signal_pair` the other warpgroup may
+        start.
         """
-        num_steps = self.work.k.num_blocks * (BLOCK_K // self.decoder.columns)
+        num_steps = self.num_steps
         self.work.ring.wait_full(position)
         self.load_words(position, 0)
         self.decoder.decode(self.words, self.operands[0], 0)
@@ -130,6 +161,8 @@ class MultiplyRole(TracedRecord):
         for pair in cutlass.range(num_pairs, unroll=1):
             position, previous = self.step(0, position, previous, pair)
             position, previous = self.step(1, position, previous, Int32(1))
+            if cutlass.const_expr(self.config.lead > 0):
+                self.signal_if(pair == signal_pair)
         if num_steps % 2 == 0:
             position, previous = self.step(0, position, previous, num_pairs)
             self.last_step(1, position, previous, Int32(1))
@@ -324,7 +357,7 @@ class GemmProgram:
             cute.arch.mbarrier_init_fence()
         self.sync_cluster()
         scheduler = TileScheduler(
-            Raster(token_tiles, groups, RASTER_TOKEN_TILES),
+            Raster(token_tiles, groups, config.raster_group),
             cute.arch.block_idx()[0] // config.cluster,
             cute.arch.grid_dim()[0] // config.cluster,
         )
