@@ -125,8 +125,8 @@ def _list_right(
     expected = sets[0].expect()
     for config in list_candidates(request):
         clusters = count_resident_clusters(config)
-        source = make_source(config)
         try:
+            source = make_source(config)
             prepared = [prepare_kernel(source, one.gemm_tensors, clusters) for one in sets]
         except HalfbyteError as refusal:
             bench.say(f"{config}: {refusal}")

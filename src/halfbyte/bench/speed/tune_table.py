@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from halfbyte.errors import CheckpointError, UsageError
-
-TABLE_NAME = "measured_choices.jsonl"
+from halfbyte.kernels.gemm_w4_wgmma.measured_choices import FILE_NAME
 
 
 @dataclass(frozen=True)
@@ -81,8 +80,8 @@ def read_table(path: Path) -> list[TunedChoice]:
 def find_table(folder: Path | None) -> Path:
     """Return the table in `folder`; None: the one that the chooser reads."""
     if folder is not None:
-        return folder / TABLE_NAME
-    return Path(str(resources.files("halfbyte.kernels.gemm_w4_wgmma"))) / TABLE_NAME
+        return folder / FILE_NAME
+    return Path(str(resources.files("halfbyte.kernels.gemm_w4_wgmma"))) / FILE_NAME
 
 
 def merge_choices(old: Iterable[TunedChoice], measured: Iterable[TunedChoice]) -> list[TunedChoice]:
