@@ -20,13 +20,13 @@ CASE = ProfiledCase("linear", "cublas", LinearShape(1, 64, 48, 0), "bfloat16", 7
 PRINTED = """==PROF== Connected to process 12
 ==PROF== Profiling "kernel" - 0: 0%....50%....100% - 9 passes
 "ID","Process ID","Kernel Name","Device","CC","Section Name","Metric Name","Metric Unit","Metric Value"
-"0","12","void gemm<float, 4>(Params<int>)","0","9.0","Command line profiler metrics","gpu__time_duration.sum","ns","87,300"
 "0","12","void gemm<float, 4>(Params<int>)","0","9.0","Command line profiler metrics","strange","%","1.5"
+"0","12","void gemm<float, 4>(Params<int>)","0","9.0","Command line profiler metrics","gpu__time_duration.sum","ns","87,300"
 ==PROF== Disconnected
 """  # noqa: E501
 
 
-def test_counters_are_read_by_kernel_and_explained() -> None:
+def test_counters_are_read_in_the_list_s_order_and_explained() -> None:
     first, second = parse_counters(PRINTED, list_counters("sm_90a"))
     assert (first.kernel, first.value, first.unit) == ("gemm", "87,300", "ns")
     assert first.meaning.startswith("time of the kernel")

@@ -127,12 +127,19 @@ def measure_counters(case: ProfiledCase, target: str) -> list[Counter]:
 
 
 def parse_counters(text: str, counters: dict[str, str]) -> list[Counter]:
-    """Return the counters in what `ncu --csv` printed; other lines than the table are skipped."""
+    """Return the counters in what `ncu --csv` printed; other lines than the table are skipped.
+
+    Kernels come in the order they ran, counters of each in that of `counters`, others last.
+    """
     lines = text.splitlines()
     heads = [index for index, line in enumerate(lines) if line.startswith('"ID"')]
     if not heads:
         return []
-    rows = csv.DictReader(line for line in lines[heads[0] :] if line.startswith('"'))
+    table = csv.DictReader(line for line in lines[heads[0] :] if line.startswith('"'))
+    places = {name: place for place, name in enumerate(counters)}
+    rows = sorted(
+        table, key=lambda row: (int(row["ID"]), places.get(row["Metric Name"], len(places)))
+    )
     return [
         Counter(
             kernel=shorten_name(row["Kernel Name"]),
