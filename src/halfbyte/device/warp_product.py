@@ -26,6 +26,14 @@ def ldmatrix_x4(address: Int32) -> Fragment:
     return fragment
 
 
+def movmatrix_trans(word: Uint32) -> Uint32:
+    """Return the transpose of an 8 x 8 matrix of 16-bit elements, two of them in each lane.
+
+    Lane l gives columns 2 * (l % 4) and the next of row l / 4, and gets those of the transpose.
+    """
+    return emit_ptx("movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;", (Uint32,), (word,))
+
+
 def mma_m16n8k16(a: Fragment, b: tuple[Uint32, Uint32], c: Accumulator, dtype: str) -> Accumulator:
     """Return a [16, 16] @ b [16, 8] + c in float32; `dtype` of a and b: float16 or bfloat16."""
     ptx_type = _PTX_TYPES[dtype]

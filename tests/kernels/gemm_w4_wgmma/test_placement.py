@@ -148,7 +148,7 @@ def test_a_zero_channel_is_its_low_rank_and_bias() -> None:
         assert np.allclose(y[:, 5], wanted, rtol=0.02, atol=0.02 * np.abs(wanted).max())
 
 
-def test_replaced_low_rank_equals_a_new_placement() -> None:
+def test_replaced_low_rank_equals_placing_it() -> None:
     linear = make_lively(("nvfp4", "nvfp4_one_level"), torch.float16)
     assert linear.lora_down is not None
     assert linear.lora_up is not None

@@ -28,7 +28,7 @@ from halfbyte.reference.gemm_w4_wgmma import (
 
 FORMATS = ("nvfp4", "nvfp4_one_level", "mxfp4", "int4")
 PAIRS = (*((name, mode) for mode in ("fp8", "exact") for name in FORMATS), ("int4", "int8"))
-SHAPES = ((128, 128), (130, 200), (1, 16), (260, 391))
+SHAPES = ((128, 128), (130, 200), (1, 16), (260, 391), (5, 0))
 
 
 def make_weight(name: str, shape: tuple[int, int], *, spread: float = 1.0) -> BlockScaledTensor:

@@ -2,6 +2,8 @@
 
 ring    full: 1 arrival (expect_tx) and the bytes of one slot; empty: 8 consumer warps of each CTA
         that shares the activations
+sums    full: 1 arrival (expect_tx) and the bytes of all partial sums; empty: 8 consumer warps of
+        each CTA that splits K
 """
 
 from dataclasses import dataclass
@@ -33,9 +35,10 @@ class SharedBuffers:
 
     Attributes:
         act, weights: pointers to the ring's slots, bytes.
-        output: pointer to the output staging, bytes.
+        output: pointer to the output staging, bytes; None without.
         token_scales: float32 [warpgroup, tokens], None without.
         barriers: pointer to the ring's mbarriers.
+        exchange: pointer to partial sums of the cluster, and to their mbarriers; None without.
     """
 
     act: Any
@@ -43,6 +46,7 @@ class SharedBuffers:
     output: Any
     token_scales: Any
     barriers: Any
+    exchange: tuple[Any, Any] | None
 
 
 def act_type(config: WgmmaGemmConfig) -> Any:
@@ -65,15 +69,20 @@ def allocate_buffers(config: WgmmaGemmConfig) -> SharedBuffers:
         return memory.allocate_array(Uint8, num_bytes, byte_alignment=alignment)
 
     act = allocate(storage.num_stages * storage.act_slot_bytes, SWIZZLE_ALIGN_BYTES)
-    output = allocate(storage.output_bytes, SWIZZLE_ALIGN_BYTES)
+    output = None
+    if storage.output_bytes:
+        output = allocate(storage.output_bytes, SWIZZLE_ALIGN_BYTES)
     weights = allocate(storage.num_stages * storage.weight_slot_bytes, 128)
-    token_scales = None
-    if config.has_token_scale:
+    token_scales = exchange = None
+    if storage.token_scale_bytes:
         token_scales = memory.allocate_array(
             Float32, CONSUMER_WARPGROUPS * config.tokens, byte_alignment=16
         )
     barriers = memory.allocate_array(Int64, 2 * storage.num_stages)
-    return SharedBuffers(act, weights, output, token_scales, barriers)
+    if storage.exchange_bytes:
+        sums = allocate(storage.exchange_bytes, 16)
+        exchange = sums, memory.allocate_array(Int64, 2)
+    return SharedBuffers(act, weights, output, token_scales, barriers, exchange)
 
 
 def make_ring(config: WgmmaGemmConfig, buffers: SharedBuffers) -> Ring:
@@ -81,9 +90,17 @@ def make_ring(config: WgmmaGemmConfig, buffers: SharedBuffers) -> Ring:
     return Ring(buffers.barriers, config.stages)
 
 
-def init_ring(config: WgmmaGemmConfig, ring: Ring) -> None:
+def make_exchange_ring(buffers: SharedBuffers) -> Ring:
+    """Return the ring of one slot for partial sums."""
+    assert buffers.exchange is not None
+    return Ring(buffers.exchange[1], 1)
+
+
+def init_rings(config: WgmmaGemmConfig, buffers: SharedBuffers) -> None:
     """Initialise the barriers with the arrivals of the table above; one thread calls it."""
-    ring.init(1, CONSUMER_WARPS * config.cluster)
+    make_ring(config, buffers).init(1, CONSUMER_WARPS * config.cluster)
+    if buffers.exchange is not None:
+        make_exchange_ring(buffers).init(1, CONSUMER_WARPS * config.splits)
 
 
 def view_act_boxes(config: WgmmaGemmConfig, buffers: SharedBuffers) -> Any:

@@ -19,7 +19,7 @@ GPU: Final = GPUS["h200"]
 MODES: Final = ("fp8", "exact", "int8")
 WEIGHTS: Final = ("e2m1", "int4")
 OUT_DTYPES: Final = ("float16", "bfloat16")
-SPLITS: Final = (1, 2, 4, 8)  # CTAs of a portable cluster
+SPLITS: Final = tuple(range(1, 9))  # CTAs of a portable cluster
 
 CHANNELS: Final = 128  # output features of a tile
 WARPGROUP_CHANNELS: Final = 64  # of one warpgroup: rows of a wgmma
@@ -37,10 +37,13 @@ LORA_BLOCK_BYTES: Final = CHANNELS * CHUNK_RANKS * 2
 ROW_BYTES: Final = 128  # of activations in a box: one swizzle span
 SWIZZLE_ALIGN_BYTES: Final = 1024
 BARRIER_BYTES: Final = 1024
+STRAIGHT_TOKENS: Final = 32  # of a tile: what is stored from registers, without staging
+SPLIT_TOKENS: Final = 128  # of a tile with split K: a cluster's partial sums fit shared memory
 SHARED_BYTES: Final = GPU.shared_bytes_per_cta
 # Registers after setmaxnreg: 128 * (40 + 2 * 232) of the 384 * 168 that a CTA starts with.
 PRODUCER_REGISTERS: Final = 40
 CONSUMER_REGISTERS: Final = 232
+PIECE_BYTES: Final = 512  # float32 sums of 16 channels and 8 tokens (device/cluster_fragments.py)
 MAX_SIZE: Final = 2**31
 
 
@@ -96,6 +99,16 @@ class WgmmaGemmConfig:
         return HALF_K if self.act_bytes == 2 and self.tokens >= 128 else BLOCK_K
 
     @property
+    def cluster_size(self) -> int:
+        """CTAs of a cluster: they share activations, or split K."""
+        return self.cluster * self.splits
+
+    @property
+    def stores_straight(self) -> bool:
+        """Whether y is stored from registers: narrow tiles, and sums of a cluster."""
+        return self.splits > 1 or self.tokens <= STRAIGHT_TOKENS
+
+    @property
     def has_token_scale(self) -> bool:
         """Whether activations have one scale a token."""
         return self.mode in ("fp8", "int8")
@@ -116,6 +129,7 @@ class StorageConfig:
         num_stages: ring slots.
         chunk_tokens, num_chunk_buffers: output staging of each consumer warpgroup.
         token_scale_bytes: of both warpgroups.
+        exchange_bytes: partial sums from the CTAs of a cluster, with split K.
         capacity_bytes: what a CTA can have.
     """
 
@@ -126,6 +140,7 @@ class StorageConfig:
     chunk_tokens: int
     num_chunk_buffers: int
     token_scale_bytes: int
+    exchange_bytes: int
     capacity_bytes: int
 
     @property
@@ -146,7 +161,7 @@ class StorageConfig:
     @property
     def used_bytes(self) -> int:
         """Shared memory of one CTA."""
-        fixed = BARRIER_BYTES + self.token_scale_bytes + self.output_bytes
+        fixed = BARRIER_BYTES + self.token_scale_bytes + self.output_bytes + self.exchange_bytes
         return fixed + self.num_stages * self.slot_bytes
 
 
@@ -154,15 +169,18 @@ def plan_storage(config: WgmmaGemmConfig) -> StorageConfig:
     """Return the shared memory of a configuration.
 
     The output staging gets what the ring leaves: a whole tile at once, else the largest part of one
-    in two buffers, else in one. Raises FormatError with the arithmetic where nothing fits.
+    in two buffers, else in one. Narrow tiles and those with split K have none.
+    Raises FormatError with the arithmetic where nothing fits.
     """
     act = config.tokens * config.slot_columns * config.act_bytes
     weight = _weight_slot_bytes(config)
-    scales = 4 * CONSUMER_WARPGROUPS * config.tokens if config.has_token_scale else 0
+    has_staged_scales = config.has_token_scale and not config.stores_straight
+    scales = 4 * CONSUMER_WARPGROUPS * config.tokens if has_staged_scales else 0
+    exchange = _exchange_bytes(config)
     ring = config.stages * (act + weight)
-    room = SHARED_BYTES - BARRIER_BYTES - scales - ring
-    chunk, buffers = _choose_chunk(config.tokens, room)
-    if not buffers:
+    room = SHARED_BYTES - BARRIER_BYTES - scales - exchange - ring
+    chunk, buffers = (0, 0) if config.stores_straight else _choose_chunk(config.tokens, room)
+    if room < 0 or not (buffers or config.stores_straight):
         raise FormatError(
             f"{config.stages} ring slots of {act} + {weight} = {ring} bytes leave {room} of "
             f"{SHARED_BYTES} for the output of {config.tokens} tokens; take fewer stages"
@@ -175,8 +193,17 @@ def plan_storage(config: WgmmaGemmConfig) -> StorageConfig:
         chunk_tokens=chunk,
         num_chunk_buffers=buffers,
         token_scale_bytes=scales,
+        exchange_bytes=exchange,
         capacity_bytes=SHARED_BYTES,
     )
+
+
+def _exchange_bytes(config: WgmmaGemmConfig) -> int:
+    """Return the bytes of partial sums that arrive at one CTA: 512 for 16 channels by 8 tokens."""
+    if config.splits == 1:
+        return 0
+    pieces = CONSUMER_WARPS * config.tokens // 8
+    return config.splits * -(-pieces // config.splits) * PIECE_BYTES
 
 
 def _weight_slot_bytes(config: WgmmaGemmConfig) -> int:
@@ -215,9 +242,11 @@ def list_problems(config: WgmmaGemmConfig) -> Iterator[str]:
     if config.cluster not in (1, 2):
         yield f"cluster {config.cluster}: activations are shared by 1 or 2 CTAs"
     if config.splits not in SPLITS:
-        yield f"splits {config.splits}: K is split by {SPLITS}, the CTAs of a portable cluster"
+        yield f"splits {config.splits}: 1 to {max(SPLITS)}, the CTAs of a portable cluster"
     if config.splits > 1 and config.cluster > 1:
         yield "a cluster shares activations or splits K, not both"
+    if config.splits > 1 and config.tokens > SPLIT_TOKENS:
+        yield f"tokens {config.tokens}: with split K a tile has at most {SPLIT_TOKENS}"
     is_alone_with_8 = config.tokens == 8 and config.cluster == 1
     if not is_alone_with_8 and (config.tokens % 16 or not 16 <= config.tokens <= 256):
         yield f"tokens {config.tokens}: wanted a multiple of 16 up to 256, or 8 in a cluster of 1"

@@ -103,7 +103,8 @@ class LoadRole(TracedRecord):
                 position = position.next()
             if cutlass.const_expr(config.lora_dtype is not None):
                 for chunk in cutlass.range(work.k.num_chunks, unroll=1):
-                    self.load_chunk(chunks, position, (token_tile, channel_tile, chunk))
+                    place = (token_tile, channel_tile, work.k.first_chunk + chunk)
+                    self.load_chunk(chunks, position, place)
                     position = position.next()
             ahead = Int32(0)
             tile = tile.next()

@@ -19,6 +19,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
+from halfbyte.device.cluster_fragments import FragmentSum
 from halfbyte.device.memory_access import ld_shared_v4
 from halfbyte.device.ring_position import RingPosition
 from halfbyte.device.tile_scheduler import Raster, TileScheduler
@@ -36,12 +37,14 @@ from halfbyte.kernels.gemm_w4_wgmma.buffers import (
     CHUNK_ROW_BYTES,
     SharedBuffers,
     allocate_buffers,
-    init_ring,
+    init_rings,
+    make_exchange_ring,
     make_ring,
 )
 from halfbyte.kernels.gemm_w4_wgmma.config import (
     BLOCK_K,
     CONSUMER_REGISTERS,
+    CONSUMER_WARPS,
     HALF_BYTES,
     PRODUCER_REGISTERS,
     ROW_BYTES,
@@ -59,8 +62,9 @@ from halfbyte.kernels.gemm_w4_wgmma.epilogue import (
     TileEpilogue,
     make_output_operand,
 )
+from halfbyte.kernels.gemm_w4_wgmma.few_tokens_epilogue import FewTokensEpilogue, count_units
 from halfbyte.kernels.gemm_w4_wgmma.loading import LoadRole, lora_blocks_address, make_sources
-from halfbyte.kernels.gemm_w4_wgmma.work import KRange, Work
+from halfbyte.kernels.gemm_w4_wgmma.work import Work, split_k
 
 LOAD_WARP = 0
 INSTRUCTIONS = 4  # of a step
@@ -316,7 +320,9 @@ class GemmProgram:
         """Launch on `stream` over at most `max_clusters` clusters."""
         config = self.config
         sources = make_sources(config, tensors)
-        output = make_output_operand(config, tensors.y)
+        output = tensors.y
+        if cutlass.const_expr(not config.stores_straight):
+            output = make_output_operand(config, tensors.y)
         factors = Factors(tensors.channel_scale, tensors.token_scale, tensors.bias, tensors.alpha)
         token_tiles = cute.ceil_div(tensors.act.shape[0], config.tokens)
         channel_tiles = Int32(tensors.weight_blocks.shape[0])
@@ -334,9 +340,9 @@ class GemmProgram:
         )
         num_clusters = cutlass.min(token_tiles * groups, max_clusters)
         self.kernel(sources, output, factors, sizes).launch(
-            grid=(num_clusters * config.cluster, 1, 1),
+            grid=(num_clusters * config.cluster_size, 1, 1),
             block=(THREADS, 1, 1),
-            cluster=(config.cluster, 1, 1),
+            cluster=(config.cluster_size, 1, 1),
             stream=stream,
             min_blocks_per_mp=1,
             use_pdl=config.use_pdl,
@@ -348,21 +354,22 @@ class GemmProgram:
         config = self.config
         token_tiles, groups, channel_tiles, num_blocks, num_chunks, num_tokens = sizes
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        rank = cute.arch.block_idx()[0] % config.cluster
+        rank = cute.arch.block_idx()[0] % config.cluster_size
         buffers = allocate_buffers(config)
         ring = make_ring(config, buffers)
         if warp == LOAD_WARP:
             with cute.arch.elect_one():
-                init_ring(config, ring)
+                init_rings(config, buffers)
             cute.arch.mbarrier_init_fence()
         self.sync_cluster()
         scheduler = TileScheduler(
             Raster(token_tiles, groups, config.raster_group),
-            cute.arch.block_idx()[0] // config.cluster,
-            cute.arch.grid_dim()[0] // config.cluster,
+            cute.arch.block_idx()[0] // config.cluster_size,
+            cute.arch.grid_dim()[0] // config.cluster_size,
         )
-        k = KRange(Int32(0), num_blocks, num_chunks)
-        work = Work(scheduler, ring, k, channel_tiles, config.cluster, rank)
+        # The CTAs of a cluster share activations, or they split K.
+        k = split_k(num_blocks, num_chunks, config.splits, rank // config.cluster)
+        work = Work(scheduler, ring, k, channel_tiles, config.cluster, rank % config.cluster)
         if warp < 4:
             cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
             if warp == LOAD_WARP:
@@ -372,9 +379,17 @@ class GemmProgram:
             if cutlass.const_expr(config.use_pdl):
                 cute.arch.griddepcontrol_wait()
             warpgroup, thread = warp // 4 - 1, cute.arch.thread_idx()[0] % 128
-            epilogue = TileEpilogue(
-                config, work, buffers, factors, output, num_tokens, warpgroup, thread
-            )
+            if cutlass.const_expr(config.stores_straight):
+                exchange = self.make_exchange(buffers, rank, warp - 4)
+                turn = cute.make_rmem_tensor((1,), Int32)
+                turn[0] = Int32(0)
+                epilogue: Any = FewTokensEpilogue(
+                    config, work, factors, output, exchange, turn, warpgroup, thread
+                )
+            else:
+                epilogue = TileEpilogue(
+                    config, work, buffers, factors, output, num_tokens, warpgroup, thread
+                )
             MultiplyRole(
                 config,
                 work,
@@ -390,10 +405,26 @@ class GemmProgram:
         if cutlass.const_expr(config.cluster > 1):
             self.sync_cluster()  # arrivals from the other CTA find this one's barriers
 
+    def make_exchange(self, buffers: SharedBuffers, rank: Int32, warp: Int32) -> FragmentSum | None:
+        """Return the sum of a cluster's partial sums for a consumer warp, None with all of K."""
+        config = self.config
+        if buffers.exchange is None:
+            return None
+        return FragmentSum(
+            make_exchange_ring(buffers),
+            buffers.exchange[0],
+            rank,
+            warp,
+            cute.arch.lane_idx(),
+            count_units(config),
+            CONSUMER_WARPS,
+            config.splits,
+        )
+
     @cute.jit
     def sync_cluster(self) -> None:
         """Wait for all threads of the cluster, or of the CTA where it is alone."""
-        if cutlass.const_expr(self.config.cluster > 1):
+        if cutlass.const_expr(self.config.cluster_size > 1):
             cute.arch.cluster_arrive()
             cute.arch.cluster_wait()
         else:

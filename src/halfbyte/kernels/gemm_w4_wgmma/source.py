@@ -8,6 +8,7 @@ from halfbyte.kernels.gemm_w4_wgmma.config import TARGET, WgmmaGemmConfig, check
 
 MODULES: Final = (
     "halfbyte.arch.gpus",
+    "halfbyte.device.cluster_fragments",
     "halfbyte.device.float_arithmetic",
     "halfbyte.device.inline_ptx",
     "halfbyte.device.memory_access",
@@ -24,6 +25,7 @@ MODULES: Final = (
     "halfbyte.kernels.gemm_w4_wgmma.config",
     "halfbyte.kernels.gemm_w4_wgmma.decode",
     "halfbyte.kernels.gemm_w4_wgmma.epilogue",
+    "halfbyte.kernels.gemm_w4_wgmma.few_tokens_epilogue",
     "halfbyte.kernels.gemm_w4_wgmma.host",
     "halfbyte.kernels.gemm_w4_wgmma.loading",
     "halfbyte.kernels.gemm_w4_wgmma.sm90",

@@ -139,8 +139,10 @@ def pack_weight(
     blocks = torch.empty(
         (n_pad // CHANNELS, k_pad // BLOCK_K, WEIGHT_BLOCK_BYTES), dtype=torch.uint8, device=device
     )
-    normalizer = torch.empty(n_pad, dtype=torch.float32, device=device)
+    normalizer = torch.ones(n_pad, dtype=torch.float32, device=device)
     requantized = 0
+    if k == 0:
+        return PackedWeight(blocks, normalizer[:n], requantized)
     for rows in _list_row_chunks(n_pad, k_pad):
         codes, scales = _read_rows(weight, rows, k_pad, is_zero)
         if kind == "e2m1":

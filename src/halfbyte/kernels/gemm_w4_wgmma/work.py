@@ -18,12 +18,30 @@ class KRange(TracedRecord):
     Attributes:
         first_block: of weight blocks, 128 columns each.
         num_blocks: at least one.
-        num_chunks: low-rank chunks, all of them, 0 for a CTA that has none.
+        first_chunk, num_chunks: of the low-rank chunks; there may be none.
     """
 
     first_block: Int32
     num_blocks: Int32
+    first_chunk: Int32
     num_chunks: Int32
+
+
+def split_k(num_blocks: Int32, num_chunks: Int32, splits: int, rank: Int32) -> KRange:
+    """Return what CTA `rank` of `splits` adds up; the longer shares of chunks go to the last ones.
+
+    So a CTA with one block more has no chunk more: blocks are dealt out from the first on.
+    """
+    first_block, own_blocks = _take_share(num_blocks, splits, rank)
+    first_chunk, own_chunks = _take_share(num_chunks, splits, splits - 1 - rank)
+    return KRange(first_block, own_blocks, first_chunk, own_chunks)
+
+
+def _take_share(count: Int32, parts: int, index: Int32) -> tuple[Int32, Int32]:
+    """Return (first, number) of part `index`; the first parts have one more where any has."""
+    share, longer = count // parts, count % parts
+    extra = cutlass.min(longer, index)
+    return index * share + extra, share + cutlass.min(cutlass.max(longer - index, 0), 1)
 
 
 @dataclass(frozen=True)
