@@ -11,15 +11,26 @@ from typing import Any, Literal
 
 from halfbyte.device.kernel_source import KernelSource
 from halfbyte.errors import UsageError, printable
+from halfbyte.kernels.gemm_w4_wgmma import choose as choose_wgmma
+from halfbyte.kernels.gemm_w4_wgmma import config as wgmma
+from halfbyte.kernels.gemm_w4_wgmma import source as wgmma_source
 from halfbyte.kernels.gemm_w4a4 import choose, config
 from halfbyte.kernels.gemm_w4a4 import source as gemm_source
 from halfbyte.kernels.quantize_act_lora import config as quantize
 from halfbyte.kernels.quantize_act_lora import source as quantize_source
+from halfbyte.kernels.quantize_act_wgmma import config as quantize_wgmma
+from halfbyte.kernels.quantize_act_wgmma import source as quantize_wgmma_source
 
 # Rows of activations: decoding, small batches, and the token counts of image models.
 _ROWS = (1, 32, 64, 256, 4352)
 # (N, K, rank): the linears of image and language models that SVDQuant is used on.
 _LINEARS = ((3072, 3840, 128), (15360, 3840, 128), (3840, 15360, 128), (3072, 10240, 32))
+# What Hopper runs NVFP4 weights in: the mode of the product, and that of the quantizer before it.
+_HOPPER_MODES: tuple[tuple[Literal["fp8", "exact"], str], ...] = (
+    ("fp8", "fp8"),
+    ("exact", "nvfp4_nunchaku"),
+    ("exact", "nvfp4_dynamic"),
+)
 _DTYPES: tuple[Literal["bfloat16", "float16"], ...] = ("bfloat16", "float16")
 
 
@@ -77,6 +88,40 @@ def _list_gemm_w4a4(target: str) -> list[KernelSource]:
     )
 
 
+def _list_quantize_act_wgmma(target: str) -> list[KernelSource]:
+    if target != quantize_wgmma.TARGET:
+        return []
+    return _make_each(
+        quantize_wgmma_source.make_source,
+        (
+            quantize_wgmma.choose_config(
+                quantize_wgmma.WgmmaQuantizeRequest(mode, dtype, m, k, rank, use_pdl=True)
+            )
+            for (_, mode), dtype in itertools.product(_HOPPER_MODES, _DTYPES)
+            for m, (_, k, rank) in itertools.product(_ROWS, _LINEARS)
+        ),
+    )
+
+
+def _list_gemm_w4_wgmma(target: str) -> list[KernelSource]:
+    if target != wgmma.TARGET:
+        return []
+    return _make_each(
+        wgmma_source.make_source,
+        (
+            choose_wgmma.choose_config(
+                wgmma.WgmmaGemmRequest(
+                    m, n, k, rank, mode, "e2m1", dtype, dtype,
+                    has_bias=has_bias, has_alpha=activation == "nvfp4_dynamic", use_pdl=True,
+                )
+            )
+            for (mode, activation), dtype in itertools.product(_HOPPER_MODES, _DTYPES)
+            for has_bias in (False, True)
+            for m, (n, k, rank) in itertools.product(_ROWS, _LINEARS)
+        ),
+    )  # fmt: skip
+
+
 def _make_each(
     make_source: Callable[[Any], KernelSource], configs: Iterable[Any]
 ) -> list[KernelSource]:
@@ -87,5 +132,7 @@ def _make_each(
 _LISTS: dict[str, Callable[[str], list[KernelSource]]] = {
     "quantize_act_lora": _list_quantize_act_lora,
     "gemm_w4a4": _list_gemm_w4a4,
+    "quantize_act_wgmma": _list_quantize_act_wgmma,
+    "gemm_w4_wgmma": _list_gemm_w4_wgmma,
 }
 KERNELS = tuple(_LISTS)
