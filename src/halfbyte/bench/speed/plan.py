@@ -21,7 +21,8 @@ from halfbyte.bench.speed.settings import (
     parse_names,
     parse_shapes,
 )
-from halfbyte.errors import UsageError
+from halfbyte.errors import UnsupportedHardwareError, UsageError
+from halfbyte.virtual.driver import session
 
 _PEERS_BY_KIND: Mapping[str, Mapping[str, MakeTrial]] = {
     "linear": {**PEERS, **GEMLITE_PEERS, **FLASHINFER_PEERS},
@@ -136,8 +137,13 @@ def open_bench(request: SpeedRequest, seed: int, say: Callable[[str], None]) -> 
     """Return a bench on torch's current GPU.
 
     Raises:
-        UnsupportedHardwareError: there is none.
+        UnsupportedHardwareError: there is none, or a virtual one, whose times mean nothing.
     """
+    if session.get_active() is not None:
+        raise UnsupportedHardwareError(
+            "the virtual GPU runs programs on the CPU: its times say nothing of a GPU's. Run this "
+            "on a machine with an NVIDIA GPU; `--list` shows what it would measure"
+        )
     from halfbyte.bench.speed.sensors import open_sensors
     from halfbyte.bench.speed.timing_device import CudaTimingDevice
 
