@@ -134,18 +134,15 @@ def bench(
     console = Console(stderr=True, highlight=False)
     if only_list:
         _print_list(_list_rows(request, measuring.arch), as_json=as_json)
-        return
-    if measuring.build is not None:
+    elif measuring.build is not None:
         _build(request, measuring, console)
-        return
-    if measuring.ncu is not None:
+    elif measuring.ncu is not None:
         _print_counters(request, measuring, as_json=as_json)
-        return
-    if request.kinds == ("tune",):
+    elif request.kinds == ("tune",):
         _tune(request, measuring, out, console)
-        return
-    result = _run(request, measuring, console)
-    _finish(result, out or Path("out"), console, as_json=as_json)
+    else:
+        result = _run(request, measuring, console)
+        _finish(result, out or Path("out"), console, as_json=as_json)
 
 
 def _list_rows(request: "SpeedRequest", target: str) -> list[dict[str, str]]:
