@@ -182,15 +182,12 @@ class MultiplyRole(TracedRecord):
     ) -> tuple[RingPosition, RingPosition]:
         """Multiply one step, and read and decode the next; return (next, this) position."""
         self.multiply(parity, position, accumulate)
+        self.finish_previous(parity, previous, accumulate)
         following = position
-        is_last_of_slot = cutlass.const_expr(parity == 1 or self.steps_per_slot == 1)
-        if cutlass.const_expr(is_last_of_slot):
+        if cutlass.const_expr(parity == 1 or self.steps_per_slot == 1):
             following = position.next()
             self.work.ring.wait_full(following)
         self.load_words(following, 1 - parity)
-        wait_for_products(1, self.words)  # the step before this one is complete
-        if cutlass.const_expr(parity == 0 or self.steps_per_slot == 1):
-            self.release_if(previous, accumulate)
         self.decoder.decode(self.words, self.operands[1 - parity], 1 - parity)
         return following, position
 
@@ -200,8 +197,16 @@ class MultiplyRole(TracedRecord):
     ) -> None:
         """Multiply a tile's last step."""
         self.multiply(parity, position, accumulate)
+        self.finish_previous(parity, previous, accumulate)
+
+    @cute.jit
+    def finish_previous(self, parity: cutlass.Constexpr, previous: Any, accumulate: Int32) -> None:
+        """Wait for the step before this one: its operand is free, and its slot if it was the last.
+
+        The slot goes back before anything else is waited for: the load warp may be behind.
+        """
+        wait_for_products(1, self.words)
         if cutlass.const_expr(parity == 0 or self.steps_per_slot == 1):
-            wait_for_products(1, self.words)
             self.release_if(previous, accumulate)
 
     def multiply(self, parity: int, position: RingPosition, accumulate: Int32) -> None:
