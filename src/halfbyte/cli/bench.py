@@ -141,8 +141,8 @@ def bench(
     elif request.kinds == ("tune",):
         _tune(request, measuring, out, console)
     else:
-        result = _run(request, measuring, console)
-        _finish(result, out or Path("out"), console, as_json=as_json)
+        folder = out or Path("out")
+        _finish(_run(request, measuring, folder, console), folder, console, as_json=as_json)
 
 
 def _list_rows(request: "SpeedRequest", target: str) -> list[dict[str, str]]:
@@ -226,19 +226,28 @@ def _tune(
     bench = _open(request, measuring, console)
     path = find_table(out)
     known = read_table(path)
-    choices = tune_shapes(bench, request.shapes, request.modes)
-    write_table(path, merge_choices(known, choices))
-    console.print(f"{len(choices)} choices in {escape(str(path))}", soft_wrap=True)
+    count = 0
+    for choice in tune_shapes(bench, request.shapes, request.modes):
+        known = merge_choices(known, [choice])
+        write_table(path, known)
+        count += 1
+    console.print(f"{count} choices measured, in {escape(str(path))}", soft_wrap=True)
 
 
-def _run(request: "SpeedRequest", measuring: Measuring, console: Console) -> "SpeedResult":
+def _run(
+    request: "SpeedRequest", measuring: Measuring, out: Path, console: Console
+) -> "SpeedResult":
     from halfbyte.bench.speed.gpu_facts import describe_run
     from halfbyte.bench.speed.plan import run_speed
+    from halfbyte.bench.speed.report import write_tables
     from halfbyte.runtime.targets import read_device_target
 
     bench = _open(request, measuring, console)
     command = shlex.join(["halfbyte", *sys.argv[1:]])
-    return run_speed(request, bench, read_device_target(), describe_run(command, bench.seed))
+    machine = describe_run(command, bench.seed)
+    return run_speed(
+        request, bench, read_device_target(), machine, lambda result: write_tables(result, out)
+    )
 
 
 def _finish(result: "SpeedResult", out: Path, console: Console, *, as_json: bool) -> None:

@@ -14,6 +14,7 @@ from halfbyte.bench.speed.plan import (
     parse_request,
     run_speed,
 )
+from halfbyte.bench.speed.result import SpeedResult
 from halfbyte.bench.speed.sensors import SensorReading, parse_smi, summarize
 from halfbyte.bench.speed.settings import DEFAULT_SHAPES, LinearShape, TimingProtocol, parse_shapes
 from halfbyte.errors import UsageError
@@ -79,7 +80,10 @@ def test_a_run_has_rows_of_every_kind_and_launches() -> None:
     request = SpeedRequest(
         kinds=("copy", "launch"), shapes=(SHAPE,), peers=("cublas", "copy"), modes=()
     )
-    result = run_speed(request, make_bench(), "sm_90a", {"gpu": "none"})
+    kept: list[SpeedResult] = []
+    result = run_speed(request, make_bench(), "sm_90a", {"gpu": "none"}, kept.append)
+    assert [len(one.rows) + len(one.launches) for one in kept] == [1, 2]
+    assert kept[-1] == result
     assert [(row.kind, row.case) for row in result.rows] == [("copy", "copy")]
     assert [row.case for row in result.launches] == ["cublas"]
     assert result.rates is None  # of no use to a copy

@@ -41,7 +41,7 @@ def test_the_fastest_candidate_is_kept_with_what_it_took(
 ) -> None:
     monkeypatch.setattr(tune, "list_candidates", list_two)
     said: list[str] = []
-    choices = tune.tune_shapes(make_gpu_bench(FakeDevice(), said), [SHAPE], ("fp8",))
+    choices = list(tune.tune_shapes(make_gpu_bench(FakeDevice(), said), [SHAPE], ("fp8",)))
     assert len(choices) == 1, said
     choice = choices[0]
     assert (choice.m, choice.n, choice.k, choice.rank) == (5, 256, 256, 16)
@@ -57,7 +57,7 @@ def test_a_wrong_candidate_is_named_and_no_choice_is_made_of_none(
     monkeypatch.setattr(tune, "list_candidates", list_two)
     monkeypatch.setattr(tune, "measure_error", lambda expected: float("nan"))
     said: list[str] = []
-    assert tune.tune_shapes(make_gpu_bench(FakeDevice(), said), [SHAPE], ("fp8",)) == []
+    assert list(tune.tune_shapes(make_gpu_bench(FakeDevice(), said), [SHAPE], ("fp8",))) == []
     assert sum("wrong, relative error nan" in line for line in said) == 2
     assert "no candidate" in said[-1]
 

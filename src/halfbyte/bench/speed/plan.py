@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -10,7 +10,7 @@ from halfbyte.bench.speed.flashinfer_peers import FLASHINFER_PEERS
 from halfbyte.bench.speed.gemlite_peers import GEMLITE_PEERS
 from halfbyte.bench.speed.own_cases import list_own_cases
 from halfbyte.bench.speed.peers import PEERS, QUANTIZE_PEERS
-from halfbyte.bench.speed.result import LaunchRow, SpeedResult, SpeedRow
+from halfbyte.bench.speed.result import SpeedResult
 from halfbyte.bench.speed.run import Bench, MakeTrial, measure_host, measure_rates, measure_shape
 from halfbyte.bench.speed.settings import (
     DEFAULT_PROTOCOL,
@@ -115,22 +115,36 @@ def _list_launches(request: SpeedRequest, target: str) -> dict[str, MakeTrial]:
 
 
 def run_speed(
-    request: SpeedRequest, bench: Bench, target: str, machine: dict[str, str]
+    request: SpeedRequest,
+    bench: Bench,
+    target: str,
+    machine: dict[str, str],
+    keep: Callable[[SpeedResult], object] = lambda result: None,
 ) -> SpeedResult:
-    """Return all rows of a request, measured one shape after the other."""
+    """Return all rows of a request, measured one shape after the other.
+
+    Args:
+        request: what to measure.
+        bench: where and how.
+        target: of the GPU.
+        machine: what heads the report.
+        keep: called with all there is after every shape, so that a run that is ended leaves that.
+    """
     started = time.perf_counter()
     rates = measure_rates(bench) if "linear" in request.kinds else None
-    rows: list[SpeedRow] = []
-    launches: list[LaunchRow] = []
+    result = SpeedResult(machine, rates, ())
     for kind in request.kinds:
         cases = list_cases(request, kind, target)
         for shape in list_shapes(request, kind):
             if kind == LAUNCH:
-                launches += measure_host(bench, shape, cases)
+                launches = (*result.launches, *measure_host(bench, shape, cases))
+                result = replace(result, launches=launches)
             else:
-                rows += measure_shape(bench, kind, shape, cases)
-    seconds = time.perf_counter() - started
-    return SpeedResult(machine, rates, tuple(rows), tuple(launches), seconds)
+                rows = (*result.rows, *measure_shape(bench, kind, shape, cases))
+                result = replace(result, rows=rows)
+            result = replace(result, seconds=time.perf_counter() - started)
+            keep(result)
+    return result
 
 
 def open_bench(request: SpeedRequest, seed: int, say: Callable[[str], None]) -> Bench:

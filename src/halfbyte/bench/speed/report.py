@@ -126,21 +126,30 @@ def write_report(result: SpeedResult, folder: Path) -> list[Path]:
     Raises:
         UsageError: the folder cannot be written.
     """
-    texts = {
-        "speed.csv": make_csv(result),
-        "speed.json": json.dumps(make_json(result), indent=1) + "\n",
-        "speed.md": make_markdown(result),
-    }
-    paths = [folder / name for name in texts]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            (folder / name).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"the report cannot be written to {folder}: {error}") from None
+    paths = write_tables(result, folder)
     if importlib.util.find_spec("matplotlib") is not None:
         from halfbyte.bench.speed.plot import write_plot
 
         if write_plot(result, folder / "speed.png"):
             paths.append(folder / "speed.png")
     return paths
+
+
+def write_tables(result: SpeedResult, folder: Path) -> list[Path]:
+    """Write speed.csv, speed.json and speed.md; return their paths.
+
+    Raises:
+        UsageError: the folder cannot be written.
+    """
+    texts = {
+        "speed.csv": make_csv(result),
+        "speed.json": json.dumps(make_json(result), indent=1) + "\n",
+        "speed.md": make_markdown(result),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"the report cannot be written to {folder}: {error}") from None
+    return [folder / name for name in texts]

@@ -1,6 +1,6 @@
 """Times every candidate configuration of the Hopper GEMM and keeps the fastest right one."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -50,9 +50,8 @@ def _make_request(config: WgmmaGemmConfig, shape: LinearShape) -> WgmmaGemmReque
 
 def tune_shapes(
     bench: Bench, shapes: Iterable[LinearShape], modes: tuple[str, ...]
-) -> list[TunedChoice]:
-    """Return the choice of each mode and shape; one without a right candidate is left out."""
-    choices = []
+) -> Iterator[TunedChoice]:
+    """Yield the choice of each mode and shape; one without a right candidate is left out."""
     gpu = torch.cuda.get_device_name()
     for shape in shapes:
         problem = make_problem(shape, bench.dtype, bench.place, bench.seed)
@@ -67,8 +66,7 @@ def tune_shapes(
                 f"{choice.cluster}, {choice.splits} splits: GEMM {choice.gemm_us:.2f} us, total "
                 f"{choice.total_us:.2f}, bf16 {choice.bf16_us:.2f}: {choice.fastest}"
             )
-            choices.append(choice)
-    return choices
+            yield choice
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +103,8 @@ def _tune(bench: Bench, problem: Problem, own: OwnMode, gpu: str) -> TunedChoice
         stages=config.stages,
         cluster=config.cluster,
         splits=config.splits,
+        lead=config.lead,
+        raster_group=config.raster_group,
         gemm_us=round(final[_BEST].median_us, 3),
         quantize_us=round(final["quantize"].median_us, 3),
         total_us=round(total_us, 3),
