@@ -48,6 +48,7 @@ from halfbyte.ops.linear_parts import (
     make_spec,
 )
 from halfbyte.ops.placed_linears import count_placed_bytes, forget_placed
+from halfbyte.ops.prepared import PreparedLinear, prepare_linear
 from halfbyte.ops.w4a4_linear import w4a4_linear
 
 if TYPE_CHECKING:
@@ -251,6 +252,13 @@ class W4A4Linear(nn.Module):
             dtypes = [part.dtype for part in parts if part is not None]
             dtype = next((one for one in dtypes if one != torch.float32), torch.bfloat16)
         return plan_call(self._parts(), self.spec, (tokens, dtype), self.backend, self.mode)
+
+    def prepare(self, x: torch.Tensor) -> PreparedLinear:
+        """Return this layer bound to x [M, K] on a GPU, run once; see `ops.prepare_linear`.
+
+        For buffers that stay: `launch()` takes the host a few microseconds.
+        """
+        return prepare_linear(x, self._parts(), self.spec.encode(), self.mode)
 
     @property
     def placed_bytes(self) -> int:

@@ -10,6 +10,7 @@ from halfbyte.ops.gemm_w4a4_quantized import gemm_w4a4_quantized
 from halfbyte.ops.hopper_modes import MODES
 from halfbyte.ops.linear_parts import PART_NAMES, LinearSpec, decode_spec, list_parts, make_spec
 from halfbyte.ops.next_input import NextSpec, decode_next_spec, list_next_parts, make_next_spec
+from halfbyte.ops.prepared import PreparedLinear, prepare_linear
 from halfbyte.ops.project_lora import project_lora
 from halfbyte.ops.published import gemm_published
 from halfbyte.ops.quantize_act_lora import quantize_act_lora
@@ -21,6 +22,7 @@ __all__ = [
     "PART_NAMES",
     "LinearSpec",
     "NextSpec",
+    "PreparedLinear",
     "decode_next_spec",
     "decode_spec",
     "gemm_published",
@@ -30,6 +32,7 @@ __all__ = [
     "list_parts",
     "make_next_spec",
     "make_spec",
+    "prepare_linear",
     "project_lora",
     "quantize_act_lora",
     "w4a4_linear",
