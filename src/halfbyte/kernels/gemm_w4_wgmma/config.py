@@ -215,8 +215,8 @@ def _weight_slot_bytes(config: WgmmaGemmConfig) -> int:
 
 def _choose_chunk(tokens: int, room: int) -> tuple[int, int]:
     """Return (tokens, buffers) of the output staging, (0, 0) where there is no room."""
-    unit = min(tokens, 16)  # of one stmatrix; buffers are swizzled, in steps of 8 rows
-    sizes = [size for size in range(tokens, 0, -unit) if tokens % size == 0]
+    # Buffers are swizzled in steps of 8 rows.
+    sizes = [size for size in range(tokens, 0, -8) if tokens % size == 0]
     token_bytes = CHANNELS * 2
     if tokens * token_bytes <= room:
         return tokens, 1
@@ -247,9 +247,12 @@ def list_problems(config: WgmmaGemmConfig) -> Iterator[str]:
         yield "a cluster shares activations or splits K, not both"
     if config.splits > 1 and config.tokens > SPLIT_TOKENS:
         yield f"tokens {config.tokens}: with split K a tile has at most {SPLIT_TOKENS}"
-    is_alone_with_8 = config.tokens == 8 and config.cluster == 1
-    if not is_alone_with_8 and (config.tokens % 16 or not 16 <= config.tokens <= 256):
-        yield f"tokens {config.tokens}: wanted a multiple of 16 up to 256, or 8 in a cluster of 1"
+    unit = 8 * config.cluster
+    if config.tokens % unit or not unit <= config.tokens <= 256:
+        yield (
+            f"tokens {config.tokens}: wanted a multiple of {unit} up to 256, eight for each of the "
+            f"{config.cluster} CTAs that share them"
+        )
     if not 0 <= 2 * config.lead < config.stages:
         yield f"lead {config.lead}: takes two slots each of {config.stages}, and one more"
     if config.stages < 2:

@@ -159,7 +159,6 @@ class TileEpilogue(TracedRecord):
     def stage(self, accumulator: Any, factors: ThreadFactors, chunk: int, buffer: int) -> None:
         """Write one chunk to its staging buffer."""
         storage = plan_storage(self.config)
-        width = min(16, storage.chunk_tokens)  # tokens of one stmatrix
         lane, warp = self.thread % 32, self.thread // 32
         matrix, row = lane // 8, lane % 8
         staging = self.buffers.output.toint()
@@ -167,16 +166,14 @@ class TileEpilogue(TracedRecord):
         # Matrices are (channels 0-7, 8-15) of the warp by (tokens 0-7, 8-15); rows are swizzled.
         part = (2 * warp + matrix % 2) ^ row
         address = staging + (8 * (matrix // 2) + row) * ROW_BYTES + part * 16
-        for step in range(storage.chunk_tokens // width):
-            words = []
-            for eight in range(width // 8):
-                token = chunk * storage.chunk_tokens + step * width + 8 * eight
-                words += self.finish(accumulator, factors, token)
-            target = address + step * width * ROW_BYTES
-            if width == 16:
-                stmatrix_x4_trans(target, tuple(words))
+        first = chunk * storage.chunk_tokens
+        for token in range(0, storage.chunk_tokens, 16):
+            words = self.finish(accumulator, factors, first + token)
+            if token + 8 < storage.chunk_tokens:
+                words += self.finish(accumulator, factors, first + token + 8)
+                stmatrix_x4_trans(address + token * ROW_BYTES, tuple(words))
             else:
-                stmatrix_x2_trans(target, tuple(words))
+                stmatrix_x2_trans(address + token * ROW_BYTES, tuple(words))
 
     def finish(self, accumulator: Any, factors: ThreadFactors, token: int) -> list[Uint32]:
         """Return the rounded pairs of channels g and g + 8 of eight tokens from `token` on."""
