@@ -19,7 +19,7 @@ from halfbyte.bench.speed.own_linear import (
 from halfbyte.bench.speed.plan import SpeedRequest
 from halfbyte.bench.speed.problem import make_problem
 from halfbyte.bench.speed.settings import LinearShape
-from halfbyte.bench.speed.trial import check_trial
+from halfbyte.bench.speed.trial import WrongResultError, check_expected, check_trial
 from halfbyte.formats.quantize import dequantize
 from halfbyte.reference.w4a4_linear import w4a4_linear
 from halfbyte.virtual.driver.session import cuda
@@ -100,3 +100,22 @@ def test_cases_run_from_prepared_launches_on_poisoned_outputs(b200: cuda, kind: 
         trial = make(problem)
         assert check_trial(trial) < 5e-3
         assert trial.moved_bytes > problem.x.numel() * 2
+
+
+@pytest.fixture
+def h200() -> Iterator[cuda]:
+    with cuda("h200") as session:
+        yield session
+
+
+@pytest.mark.parametrize("name", ["fp8", "exact"])
+def test_hopper_s_codes_are_compared_number_by_number(h200: cuda, name: str) -> None:
+    problem = make_problem(SHAPE, torch.bfloat16, torch.device("cuda"), 1)
+    trial = list_own_cases("quantize", "sm_90a", (name,))[name](problem)
+    assert check_trial(trial) < 5e-3
+    outputs = trial.outputs
+    before = trial.expect(trial.operands, outputs)[0]
+    assert (before.name, before.limit) == ("codes", 0.0)
+    outputs["codes"].view(torch.uint8)[2, 40] ^= 1
+    with pytest.raises(WrongResultError, match="codes: share of wrong elements"):
+        check_expected(trial.expect(trial.operands, outputs)[0])

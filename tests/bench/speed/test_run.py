@@ -2,6 +2,8 @@
 
 import csv
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,16 @@ from halfbyte.bench.speed.result import MachineRates, SpeedResult, SpeedRow
 from halfbyte.bench.speed.run import Bench, measure_shape
 from halfbyte.bench.speed.settings import LinearShape, TimingProtocol
 from halfbyte.bench.speed.timing_device import Launch
-from halfbyte.bench.speed.trial import Operands, Trial, check_trial, make_sets
+from halfbyte.bench.speed.trial import (
+    Expected,
+    Operands,
+    Trial,
+    WrongResultError,
+    check_expected,
+    check_trial,
+    make_sets,
+)
+from halfbyte.errors import HalfbyteError
 from tests.bench.speed.fake_device import FakeDevice
 
 SHAPE = LinearShape(3, 64, 48, 8)
@@ -82,6 +93,73 @@ def test_a_wrong_result_is_not_timed_and_a_refusal_does_not_end_the_run() -> Non
     assert rows["wrong"].timing is None
     assert "nan" in rows["wrong"].message
     assert (rows["refused"].status, rows["refused"].message) == ("refused", "not on this machine")
+
+
+def make_moody(problem: Problem, wrong_from: int) -> Trial:
+    """cuBLAS's product, but one bit of y is another one from the given call on."""
+    trial = make_cublas(problem)
+    count = 0
+
+    def bind(given: Operands, out: Operands) -> Launch:
+        right = trial.bind(given, out)
+
+        def launch() -> None:
+            nonlocal count
+            count += 1
+            right()
+            if count >= wrong_from:
+                out["y"].view(torch.int16)[0, 0] ^= 1
+
+        return launch
+
+    return replace(trial, bind=bind, is_repeatable=True)
+
+
+def test_what_is_not_the_same_again_is_wrong() -> None:
+    problem = make_problem(SHAPE, torch.bfloat16, CPU, 0)
+    assert check_trial(make_moody(problem, 100)) <= 4e-3
+    with pytest.raises(WrongResultError, match="when it ran again"):
+        check_trial(make_moody(problem, 3))
+
+
+def test_outputs_are_compared_again_after_the_timing() -> None:
+    cases = {"moody": lambda problem: make_moody(problem, 6), "cublas": make_cublas}
+    rows = {row.case: row for row in measure_shape(make_bench(), "linear", SHAPE, cases)}
+    assert rows["moody"].status == "wrong"
+    assert rows["moody"].timing is None
+    assert "after the timing" in rows["moody"].message
+    assert rows["cublas"].status == "timed"
+
+
+def test_one_wrong_element_of_many_is_seen() -> None:
+    wanted = torch.randn(4096, 64, dtype=torch.float64)
+    wanted[:, 7] *= 1e-3  # a column of its own size
+    actual = wanted.clone()
+    actual[5, 7] += 1e-3
+    limits = Expected("y", actual, wanted, 1e-4, 0.06)
+    with pytest.raises(WrongResultError, match="one element"):
+        check_expected(limits)
+    assert check_expected(replace(limits, element_limit=math.inf)) < 1e-5
+    assert check_expected(replace(limits, actual=wanted)) == 0.0
+
+
+def test_a_limit_of_zero_wants_every_number_equal() -> None:
+    wanted = torch.tensor([[0.0, 1.0, 2.0, 3.0]], dtype=torch.float64)
+    assert check_expected(Expected("codes", -wanted.neg(), wanted, 0.0)) == 0.0
+    for wrong in (math.nan, 1.5):
+        actual = wanted.clone()
+        actual[0, 1] = wrong
+        with pytest.raises(WrongResultError, match=r"share of wrong elements 0\.25"):
+            check_expected(Expected("codes", actual, wanted, 0.0))
+
+
+def test_a_gpu_in_an_error_ends_the_run_and_the_case_is_named() -> None:
+    class BrokenDevice(FakeDevice):
+        def synchronize(self) -> None:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+
+    with pytest.raises(HalfbyteError, match="refused 3x64x48x8 left the GPU in an error"):
+        measure_shape(make_bench(BrokenDevice()), "linear", SHAPE, {"refused": make_refused})
 
 
 def make_result() -> SpeedResult:

@@ -11,6 +11,7 @@ from halfbyte.bench.speed.artifacts import list_run_sources
 from halfbyte.bench.speed.plan import SpeedRequest
 from halfbyte.bench.speed.run import Bench
 from halfbyte.bench.speed.settings import LinearShape
+from halfbyte.bench.speed.trial import Expected, WrongResultError
 from halfbyte.kernels.gemm_w4_wgmma.choose import choose_config, list_candidates
 from halfbyte.kernels.gemm_w4_wgmma.config import WgmmaGemmConfig, WgmmaGemmRequest
 from halfbyte.virtual.driver.session import cuda
@@ -55,10 +56,14 @@ def test_a_wrong_candidate_is_named_and_no_choice_is_made_of_none(
     h200: cuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tune, "list_candidates", list_two)
-    monkeypatch.setattr(tune, "measure_error", lambda expected: float("nan"))
+
+    def refuse(expected: Expected) -> float:
+        raise WrongResultError("relative error nan")
+
+    monkeypatch.setattr(tune, "check_expected", refuse)
     said: list[str] = []
     assert list(tune.tune_shapes(make_gpu_bench(FakeDevice(), said), [SHAPE], ("fp8",))) == []
-    assert sum("wrong, relative error nan" in line for line in said) == 2
+    assert sum("wrong: relative error nan" in line for line in said) == 2
     assert "no candidate" in said[-1]
 
 

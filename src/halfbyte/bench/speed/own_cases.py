@@ -14,8 +14,10 @@ import torch
 from halfbyte.bench.speed.own_linear import (
     OWN_MODES,
     OwnMode,
+    decode_hopper_act,
     define_output,
     make_linear,
+    quantize_input,
 )
 from halfbyte.bench.speed.problem import Problem
 from halfbyte.bench.speed.timing_device import Launch
@@ -96,6 +98,14 @@ class _OwnLinear:
         )
         return {"y": y}
 
+    def expect_codes(self, given: Operands, act: Operands) -> list[Expected]:
+        """Return what x must have become, number by number; none for layouts of Blackwell."""
+        if act["codes"].shape[1] < self.linear.in_features:  # packed 4-bit codes
+            return []
+        wanted = quantize_input(given["x"], self.linear, self.own)
+        actual = decode_hopper_act(act["codes"], act["scales"], self.own)
+        return [Expected("codes", actual[:, : wanted.shape[1]], wanted, 0.0)]
+
 
 def _make_own(problem: Problem, own: OwnMode, backend: str = "auto") -> _OwnLinear:
     linear = make_linear(problem, own)
@@ -145,8 +155,9 @@ class OwnLaunches:
 
     def expect(self) -> Expected:
         """Return y and what it must be."""
-        wanted = define_output(self.operands["x"], self.one.linear, self.one.own)
-        return Expected("y", self.y, wanted, self.one.own.limit)
+        own = self.one.own
+        wanted = define_output(self.operands["x"], self.one.linear, own)
+        return Expected("y", self.y, wanted, own.limit, own.element_limit)
 
 
 def record_own(problem: Problem, own: OwnMode, like: OwnLaunches | None = None) -> OwnLaunches:
@@ -199,11 +210,12 @@ def _make(problem: Problem, own: OwnMode, *, has_quantizer: bool) -> Trial:
 
     def expect(given: Operands, out: Operands) -> list[Expected]:
         wanted = define_output(given["x"], one.linear, own)
-        return [Expected("y", out["y"], wanted, own.limit)]
+        found = [Expected("y", out["y"], wanted, own.limit, own.element_limit)]
+        return [*one.expect_codes(given, out), *found] if has_quantizer else found
 
     size = problem.shape.m * problem.shape.n * problem.x.element_size()
     moved_bytes = count_bytes(operands, act if has_quantizer else {}) + size
-    return Trial(operands, outputs, bind, expect, own.rate, moved_bytes)
+    return Trial(operands, outputs, bind, expect, own.rate, moved_bytes, is_repeatable=True)
 
 
 def _cut_channels(problem: Problem) -> Problem:
@@ -231,12 +243,13 @@ def make_quantizer(problem: Problem, own: OwnMode) -> Trial:
     def expect(given: Operands, out: Operands) -> list[Expected]:
         y = one.multiply(given, out)["y"]
         wanted = define_output(given["x"], one.linear, own)
-        return [Expected("y of 128 channels", y, wanted, own.limit)]
+        found = Expected("y of 128 channels", y, wanted, own.limit, own.element_limit)
+        return [*one.expect_codes(given, out), found]
 
     written = one.quantize(operands)
     read = {"x": problem.x, "lora_down": problem.lora_down, "smooth": one.linear.smooth}
     moved_bytes = count_bytes(read, written)
-    return Trial(operands, {}, bind, expect, own.rate, moved_bytes)
+    return Trial(operands, {}, bind, expect, own.rate, moved_bytes, is_repeatable=True)
 
 
 def _launch_all(launches: list[PreparedLaunch]) -> Launch:

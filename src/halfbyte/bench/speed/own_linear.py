@@ -21,9 +21,11 @@ from halfbyte.formats.quantize import (
     quantize_activation,
 )
 from halfbyte.formats.quantized_linear import QuantizedLinear
+from halfbyte.kernels.gemm_w4_wgmma.weight_layout import unpack_act
 
 _LARGEST_E4M3: Final = 448.0
 _LARGEST_INT8: Final = 127.0
+_INT4_GROUP: Final = 64  # columns that share a scale
 _E4M3_BITS: Final = 4  # significant bits of a normal E4M3 number
 
 
@@ -36,6 +38,7 @@ class OwnMode:
         weight, activation: names of the formats of the record.
         rate: whose TFLOPS it is compared with.
         limit: of y's relative error against the definition.
+        element_limit: of one element's error, over the size of its column.
     """
 
     mode: str
@@ -43,6 +46,7 @@ class OwnMode:
     activation: str
     rate: Rate
     limit: float
+    element_limit: float = 0.06
 
 
 # Rounding of y and of lora_act to 16 bits; E4M3 products also add 14-bit sums (see `peers`).
@@ -115,6 +119,18 @@ def quantize_input(x: torch.Tensor, linear: QuantizedLinear, own: OwnMode) -> to
         return (shifted / scale).to(torch.float8_e4m3fn).double() * scale
     scale = torch.where(amax == 0, torch.ones_like(amax), amax / _LARGEST_INT8)
     return torch.round(shifted / scale).double() * scale
+
+
+def decode_hopper_act(codes: torch.Tensor, scales: torch.Tensor, own: OwnMode) -> torch.Tensor:
+    """Return x [M, K_pad] in float64 as Hopper's quantizer wrote it, columns in their order."""
+    if own.mode == "fp8":
+        codes = codes.view(torch.float8_e4m3fn)
+    values = unpack_act(codes).double()
+    if own.mode == "exact" and own.weight != "int4":
+        return values
+    if own.mode == "exact":
+        return values * scales.double().repeat_interleave(_INT4_GROUP, dim=1)
+    return values * scales.double().unsqueeze(1)
 
 
 def round_up_to_power(values: torch.Tensor) -> torch.Tensor:

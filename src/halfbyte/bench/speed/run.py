@@ -16,7 +16,16 @@ from halfbyte.bench.speed.sensors import ReadSensors
 from halfbyte.bench.speed.settings import LinearShape, TimingProtocol, count_sets
 from halfbyte.bench.speed.steady_state import CaseTiming, measure_cases
 from halfbyte.bench.speed.timing_device import Launch, TimingDevice
-from halfbyte.bench.speed.trial import Trial, WrongResultError, check_trial, make_sets
+from halfbyte.bench.speed.trial import (
+    Operands,
+    OperandSets,
+    Trial,
+    WrongResultError,
+    check_same,
+    check_trial,
+    copy_operands,
+    make_sets,
+)
 from halfbyte.errors import HalfbyteError
 
 MakeTrial = Callable[[Problem], Trial]
@@ -57,46 +66,62 @@ class Bench:
     say: Callable[[str], None] = lambda line: None
 
 
+@dataclass(frozen=True, eq=False)
+class _Prepared:
+    """A case that was checked: its row, its sets of operands, and what each of them must hold."""
+
+    row: SpeedRow
+    sets: OperandSets
+    first: Operands | None
+
+
 def measure_shape(
     bench: Bench, kind: str, shape: LinearShape, cases: Mapping[str, MakeTrial]
 ) -> list[SpeedRow]:
-    """Return one row for each case, in their order; a case that is not right is not timed."""
+    """Return one row for each case, in their order; a case that is not right is not timed.
+
+    Raises:
+        HalfbyteError: a case left the GPU in an error that nothing after it survives.
+    """
     started = time.perf_counter()
     problem = make_problem(shape, bench.dtype, bench.place, bench.seed)
     rows: dict[str, SpeedRow] = {}
-    launches: dict[str, list[Launch]] = {}
+    prepared: dict[str, _Prepared] = {}
     for name, make in cases.items():
-        rows[name], launches[name] = _prepare(
-            bench, SpeedRow(kind, name, shape, "refused"), make, problem
-        )
-    timed = {name: calls for name, calls in launches.items() if calls}
-    timings = measure_cases(timed, bench.device, bench.protocol, bench.read_sensors)
+        one = _prepare(bench, SpeedRow(kind, name, shape, "refused"), make, problem)
+        if isinstance(one, _Prepared):
+            prepared[name] = one
+        rows[name] = one.row if isinstance(one, _Prepared) else one
+    launches = {name: one.sets.launches for name, one in prepared.items()}
+    timings = measure_cases(launches, bench.device, bench.protocol, bench.read_sensors)
+    for name, one in prepared.items():
+        rows[name] = _check_after(bench, replace(one.row, timing=timings[name]), one)
     bench.say(f"{kind} {shape}: {len(timings)} cases, {time.perf_counter() - started:.1f} s")
-    del problem, launches, timed
+    del problem, launches, prepared
     gc.collect()
     if bench.place.type == "cuda":
         torch.cuda.empty_cache()
-    return [replace(row, timing=timings.get(name)) for name, row in rows.items()]
+    return list(rows.values())
 
 
 def _prepare(
     bench: Bench, row: SpeedRow, make: MakeTrial, problem: Problem
-) -> tuple[SpeedRow, list[Launch]]:
-    """Return the row of a case, checked, and its launches; none where it cannot be timed."""
+) -> _Prepared | SpeedRow:
+    """Return a case that is right, or the row of one that is wrong or cannot run here."""
     try:
         trial = make(problem)
         error = check_trial(trial)
-        launches = make_sets(
-            trial, count_sets(trial.moved_bytes, bench.device.l2_bytes, bench.protocol)
-        )
-        operations = bench.list_operations(launches[0])
+        first = copy_operands(trial.outputs) if trial.is_repeatable else None
+        count = count_sets(trial.moved_bytes, bench.device.l2_bytes, bench.protocol)
+        sets = make_sets(trial, count)
+        operations = bench.list_operations(sets.launches[0])
     except WrongResultError as wrong:
-        bench.say(f"{row.case} {row.shape}: {wrong}")
-        return replace(row, status="wrong", message=str(wrong)), []
+        return _report_wrong(bench, row, wrong)
     except _REFUSALS as refusal:
         message = _first_line(refusal)
+        _check_device(bench, row, message)
         bench.say(f"{row.case} {row.shape}: not measured: {message}")
-        return replace(row, message=message), []
+        return replace(row, message=message)
     row = replace(
         row,
         status="timed",
@@ -106,7 +131,38 @@ def _prepare(
         operations=operations,
         note=trial.note,
     )
-    return row, launches
+    return _Prepared(row, sets, first)
+
+
+def _report_wrong(bench: Bench, row: SpeedRow, wrong: WrongResultError) -> SpeedRow:
+    bench.say(f"{row.case} {row.shape}: wrong: {wrong}")
+    return replace(row, status="wrong", message=str(wrong), timing=None)
+
+
+def _check_after(bench: Bench, row: SpeedRow, one: _Prepared) -> SpeedRow:
+    """Return the row, wrong where a set's outputs after all replays are not those of the check.
+
+    Calls that overlap in a graph may disturb each other as one alone does not.
+    """
+    if one.first is None:
+        return row
+    try:
+        for index, outputs in enumerate(one.sets.outputs):
+            check_same(one.first, outputs, f"after the timing, in set {index}")
+    except WrongResultError as wrong:
+        return _report_wrong(bench, row, wrong)
+    return row
+
+
+def _check_device(bench: Bench, row: SpeedRow, message: str) -> None:
+    """Raise HalfbyteError where the GPU does not answer any more."""
+    try:
+        bench.device.synchronize()
+    except RuntimeError:
+        raise HalfbyteError(
+            f"{row.case} {row.shape} left the GPU in an error, and nothing can be measured after "
+            f"it: {message}; rows of the shapes before it are written"
+        ) from None
 
 
 def measure_host(
@@ -138,7 +194,7 @@ def measure_rates(bench: Bench) -> MachineRates:
         "copy": (make_copy, big),
     }
     trials = {name: make(given) for name, (make, given) in makers.items()}
-    launches = {name: make_sets(trial, 1) for name, trial in trials.items()}
+    launches = {name: make_sets(trial, 1).launches for name, trial in trials.items()}
     timings = measure_cases(launches, bench.device, protocol, bench.read_sensors)
 
     def tflops(timing: CaseTiming) -> float:

@@ -13,7 +13,7 @@ from halfbyte.bench.speed.run import Bench
 from halfbyte.bench.speed.settings import LinearShape, count_sets
 from halfbyte.bench.speed.steady_state import CaseTiming, measure_cases
 from halfbyte.bench.speed.timing_device import Launch
-from halfbyte.bench.speed.trial import make_sets, measure_error, poison
+from halfbyte.bench.speed.trial import WrongResultError, check_expected, make_sets, poison
 from halfbyte.bench.speed.tune_table import TunedChoice, choose_fastest
 from halfbyte.device.kernel_source import KernelSource
 from halfbyte.errors import HalfbyteError
@@ -134,9 +134,10 @@ def _list_right(
         launches: list[Launch] = [one.launch for one in prepared]
         poison({"y": sets[0].y})
         launches[0]()
-        error = measure_error(expected)
-        if not error <= expected.limit:
-            bench.say(f"{config}: wrong, relative error {error:.3g}")
+        try:
+            check_expected(expected)
+        except WrongResultError as wrong:
+            bench.say(f"{config}: wrong: {wrong}")
             continue
         found.append(_Candidate(config, launches))
     if not found:
@@ -156,7 +157,7 @@ def _time_best(
         "total": [
             _chain([*one.quantize, gemm]) for one, gemm in zip(sets, best.launches, strict=True)
         ],
-        "bf16": make_sets(cublas, count),
+        "bf16": make_sets(cublas, count).launches,
     }
     return measure_cases(cases, bench.device, bench.protocol, bench.read_sensors)
 
