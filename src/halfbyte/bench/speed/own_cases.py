@@ -100,11 +100,18 @@ class _OwnLinear:
 
     def expect_codes(self, given: Operands, act: Operands) -> list[Expected]:
         """Return what x must have become, number by number; none for layouts of Blackwell."""
-        if act["codes"].shape[1] < self.linear.in_features:  # packed 4-bit codes
+        actual = self.decode_codes(act)
+        if actual is None:
             return []
         wanted = quantize_input(given["x"], self.linear, self.own)
-        actual = decode_hopper_act(act["codes"], act["scales"], self.own)
-        return [Expected("codes", actual[:, : wanted.shape[1]], wanted, 0.0)]
+        return [Expected("codes", actual, wanted, 0.0)]
+
+    def decode_codes(self, act: Operands) -> torch.Tensor | None:
+        """Return the quantized x [M, K] in float64; None for the packed codes of Blackwell."""
+        columns = self.linear.in_features
+        if act["codes"].shape[1] < columns:
+            return None
+        return decode_hopper_act(act["codes"], act["scales"], self.own)[:, :columns]
 
 
 def _make_own(problem: Problem, own: OwnMode, backend: str = "auto") -> _OwnLinear:
@@ -209,7 +216,9 @@ def _make(problem: Problem, own: OwnMode, *, has_quantizer: bool) -> Trial:
         return _launch_all(launches)
 
     def expect(given: Operands, out: Operands) -> list[Expected]:
-        wanted = define_output(given["x"], one.linear, own)
+        # The GEMM alone answers for the codes that it was given.
+        quantized = None if has_quantizer else one.decode_codes(given)
+        wanted = define_output(given["x"], one.linear, own, quantized)
         found = [Expected("y", out["y"], wanted, own.limit, own.element_limit)]
         return [*one.expect_codes(given, out), *found] if has_quantizer else found
 

@@ -90,11 +90,19 @@ def _move(tensor: BlockScaledTensor, device: torch.device) -> BlockScaledTensor:
     )
 
 
-def define_output(x: torch.Tensor, linear: QuantizedLinear, own: OwnMode) -> torch.Tensor:
-    """Return y [M, N] in float64 of x [M, K], as a mode of ours defines it."""
+def define_output(
+    x: torch.Tensor,
+    linear: QuantizedLinear,
+    own: OwnMode,
+    quantized: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return y [M, N] in float64 of x [M, K], as a mode of ours defines it.
+
+    `quantized` [M, K] float64 is what the product was given for x; None: what it should be.
+    """
     is_folded = own.mode == "fp8"
     weight = fold_scales(linear.weight) if is_folded else dequantize(linear.weight).double()
-    y = quantize_input(x, linear, own) @ weight.t()
+    y = (quantize_input(x, linear, own) if quantized is None else quantized) @ weight.t()
     if linear.channel_scale is not None:
         y *= linear.channel_scale.double()
     if linear.lora_down is not None and linear.lora_up is not None:
