@@ -29,6 +29,7 @@ from halfbyte.formats.halfbyte_file import (
 from halfbyte.formats.halfbyte_layer import BLOCK_SCALE, CODES
 from halfbyte.formats.safetensors_header import GGUF_MAGIC, TensorSpec
 from halfbyte.formats.safetensors_reader import open_regular_file
+from halfbyte.wording import counted
 
 _GGUF_HEAD = struct.Struct("<4sIQQ")  # magic, version, tensors, key-value pairs (gguf spec, v2+)
 _Key = TypeVar("_Key", str, int)
@@ -46,11 +47,12 @@ class Hardware:
 
 _NO_KERNEL = "no kernel in this version"
 _BLACKWELL = "NVFP4 and MXFP4 W4A4; not yet run on silicon"
+_HOPPER = "fp8: NVFP4, MXFP4, INT4; exact: NVFP4, MXFP4; bf16: every format"
 # What each machine would run 4-bit weights with: the instruction or the emulation.
 HARDWARE = (
     Hardware("CPU", "yes", "any x86-64 or Arm; compiled loops where built"),
     Hardware("B200, B300 (sm_100a, sm_103a)", _BLACKWELL, "tcgen05 block-scaled MMA"),
-    Hardware("H100, H200 (sm_90a)", _NO_KERNEL, "wgmma on weights widened on the fly"),
+    Hardware("H100, H200 (sm_90a)", _HOPPER, "wgmma on weights widened in registers"),
     Hardware("RTX Blackwell (sm_120a, sm_121a)", _NO_KERNEL, "mma.sync block-scaled"),
     Hardware("Turing to Ada (sm_75 to sm_89)", _NO_KERNEL, "mma.sync INT4"),
 )
@@ -245,7 +247,8 @@ def _make_notes(source: TensorSource, found: FileReadings, is_known: bool) -> tu
     elif is_known and not found.readings:
         notes.append("recognised by its tensor names; this version has no loader for it")
     if isinstance(source, SafetensorsSource) and source.checkpoint.unindexed:
-        notes.append(f"{len(source.checkpoint.unindexed)} tensors are not in the index")
+        count = len(source.checkpoint.unindexed)
+        notes.append(f"{counted(count, 'tensor is', 'tensors are')} not in the index")
     return tuple(notes)
 
 
