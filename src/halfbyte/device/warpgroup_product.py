@@ -19,9 +19,10 @@ from halfbyte.device.inline_ptx import emit_memory_ptx, update_by_ptx
 
 # kind -> (columns of K of one instruction, PTX types of D, A and B, further immediates)
 KINDS: Final = {
-    "e4m3": (32, "f32.e4m3.e4m3", "1, 1"),
-    "float16": (16, "f32.f16.f16", "1, 1, 0"),
-    "bfloat16": (16, "f32.bf16.bf16", "1, 1, 0"),
+    "e4m3": (32, "f32.e4m3.e4m3", ", 1, 1"),
+    "float16": (16, "f32.f16.f16", ", 1, 1, 0"),
+    "bfloat16": (16, "f32.bf16.bf16", ", 1, 1, 0"),
+    "int8": (32, "s32.s8.s8", ""),
 }
 # Swizzle span in bytes -> layout type of a shared memory descriptor (bits 62 and 63).
 _LAYOUT_TYPES: Final = {128: 1, 64: 2, 32: 3}
@@ -62,7 +63,7 @@ def multiply_from_registers(
     """Issue accumulator = a * b (+ accumulator where `accumulate` is not 0), 32 bytes of K.
 
     Args:
-        accumulator: float32 [columns / 2] in registers.
+        accumulator: float32, for integers int32, [columns / 2] in registers.
         a: four words, complete before the last `fence_products`.
         descriptor: of B's 32 bytes.
         accumulate: 0 or 1.
@@ -75,7 +76,7 @@ def multiply_from_registers(
     text = (
         f"{{ .reg .pred p; setp.ne.b32 p, ${first + 5}, 0; "
         f"wgmma.mma_async.sync.aligned.m64n{2 * size}k{columns}.{types} {{{values}}}, "
-        f"{{${first}, ${first + 1}, ${first + 2}, ${first + 3}}}, ${first + 4}, p, {immediates}; }}"
+        f"{{${first}, ${first + 1}, ${first + 2}, ${first + 3}}}, ${first + 4}, p{immediates}; }}"
     )
     update_by_ptx(text, accumulator, (*a, descriptor, accumulate))
 

@@ -37,6 +37,7 @@ class SharedBuffers:
         act, weights: pointers to the ring's slots, bytes.
         output: pointer to the output staging, bytes; None without.
         token_scales: float32 [warpgroup, tokens], None without.
+        group_scales: float32 [warpgroup, buffer, group, tokens], None without.
         barriers: pointer to the ring's mbarriers.
         exchange: pointer to partial sums of the cluster, and to their mbarriers; None without.
     """
@@ -45,6 +46,7 @@ class SharedBuffers:
     weights: Any
     output: Any
     token_scales: Any
+    group_scales: Any
     barriers: Any
     exchange: tuple[Any, Any] | None
 
@@ -73,16 +75,18 @@ def allocate_buffers(config: WgmmaGemmConfig) -> SharedBuffers:
     if storage.output_bytes:
         output = allocate(storage.output_bytes, SWIZZLE_ALIGN_BYTES)
     weights = allocate(storage.num_stages * storage.weight_slot_bytes, 128)
-    token_scales = exchange = None
+    token_scales = group_scales = exchange = None
     if storage.token_scale_bytes:
         token_scales = memory.allocate_array(
             Float32, CONSUMER_WARPGROUPS * config.tokens, byte_alignment=16
         )
+    if storage.group_scale_bytes:
+        group_scales = allocate(storage.group_scale_bytes, 16)
     barriers = memory.allocate_array(Int64, 2 * storage.num_stages)
     if storage.exchange_bytes:
         sums = allocate(storage.exchange_bytes, 16)
         exchange = sums, memory.allocate_array(Int64, 2)
-    return SharedBuffers(act, weights, output, token_scales, barriers, exchange)
+    return SharedBuffers(act, weights, output, token_scales, group_scales, barriers, exchange)
 
 
 def make_ring(config: WgmmaGemmConfig, buffers: SharedBuffers) -> Ring:

@@ -15,6 +15,7 @@ from halfbyte.kernels.gemm_w4_wgmma.config import (
     BLOCK_K,
     CHANNELS,
     CHUNK_RANKS,
+    INTEGER_TOKENS,
     LORA_BLOCK_BYTES,
     MAX_SIZE,
     SPLITS,
@@ -28,7 +29,6 @@ from halfbyte.kernels.gemm_w4_wgmma.measured_choices import find_nearest, read_c
 DENSE: Final = "bf16"  # the mode that is no kernel of ours
 FEW_TOKENS: Final = (8, 16, 32, 48, 64)  # tiles that one tile row of tokens fits
 MANY_TOKENS: Final = (64, 96, 128, 160, 192, 208, 224, 240, 256)
-INTEGER_TOKENS: Final = (8, 16, 32, 64, 96, 128)  # sums of 64 columns take a second accumulator
 MAX_STAGES: Final = 24
 NUM_CANDIDATES: Final = 24
 _CONFIG_REACH: Final = 0.51  # octaves of m, n and k that a measured configuration is taken for
@@ -47,6 +47,7 @@ _MEMORY_BYTES_PER_S: Final = 4.3e12
 _START_US: Final = 2.1  # of a launch, with nothing to do
 _EXCHANGE_US: Final = 0.7  # of a cluster's sum
 _EPILOGUE_CYCLES_PER_TOKEN: Final = 9.0
+_GROUP_CYCLES_PER_TOKEN: Final = 8.0  # of a block: counted instructions, not measured
 _SLOT_CYCLES: Final = 60.0  # barriers of a slot, where they are not hidden
 
 
@@ -153,6 +154,8 @@ def _estimate_block(config: WgmmaGemmConfig) -> float:
     decoding = CHANNELS * BLOCK_K / _DECODED_PER_CYCLE[config.mode]
     own_bytes = BLOCK_K * config.act_bytes * config.tokens / config.cluster
     loading = (WEIGHT_BLOCK_BYTES + own_bytes) / _INGEST_BYTES_PER_CYCLE
+    if config.has_group_scales:  # conversion, one or two scales: of each sum of 64 columns
+        products += config.tokens * _GROUP_CYCLES_PER_TOKEN
     # With few slots a late load is seen; the deeper the ring, the less.
     return max(products, decoding, loading) + _SLOT_CYCLES * 4 / config.stages
 
@@ -199,7 +202,7 @@ def _list_tokens(request: WgmmaGemmRequest) -> list[int]:
     """Return the tile widths worth comparing."""
     sizes = sorted({*FEW_TOKENS, *MANY_TOKENS})
     if request.weight == "int4" and request.mode != "fp8":
-        sizes = list(INTEGER_TOKENS)
+        sizes = [size for size in sizes if size <= INTEGER_TOKENS]
     fitting = [size for size in sizes if size >= request.m]
     smallest = fitting[:1]
     others = [size for size in sizes if 64 <= size < request.m]

@@ -38,6 +38,7 @@ ROW_BYTES: Final = 128  # of activations in a box: one swizzle span
 SWIZZLE_ALIGN_BYTES: Final = 1024
 BARRIER_BYTES: Final = 1024
 STRAIGHT_TOKENS: Final = 32  # of a tile: what is stored from registers, without staging
+INTEGER_TOKENS: Final = 128  # of a tile: sums of a group take as many registers again
 SPLIT_TOKENS: Final = 128  # of a tile with split K: a cluster's partial sums fit shared memory
 SHARED_BYTES: Final = GPU.shared_bytes_per_cta
 # Registers after setmaxnreg: 128 * (40 + 2 * 232) of the 384 * 168 that a CTA starts with.
@@ -118,6 +119,11 @@ class WgmmaGemmConfig:
         """Whether sums over 64 columns are scaled one by one: INT4 on integer tensor cores."""
         return self.weight == "int4" and self.mode in ("exact", "int8")
 
+    @property
+    def has_act_group_scale(self) -> bool:
+        """Whether activations have one scale for each 64 columns."""
+        return (self.mode, self.weight) == ("exact", "int4")
+
 
 @dataclass(frozen=True)
 class StorageConfig:
@@ -129,6 +135,7 @@ class StorageConfig:
         num_stages: ring slots.
         chunk_tokens, num_chunk_buffers: output staging of each consumer warpgroup.
         token_scale_bytes: of both warpgroups.
+        group_scale_bytes: activation scales of two blocks, both warpgroups, INT4 in mode "exact".
         exchange_bytes: partial sums from the CTAs of a cluster, with split K.
         capacity_bytes: what a CTA can have.
     """
@@ -140,6 +147,7 @@ class StorageConfig:
     chunk_tokens: int
     num_chunk_buffers: int
     token_scale_bytes: int
+    group_scale_bytes: int
     exchange_bytes: int
     capacity_bytes: int
 
@@ -161,7 +169,8 @@ class StorageConfig:
     @property
     def used_bytes(self) -> int:
         """Shared memory of one CTA."""
-        fixed = BARRIER_BYTES + self.token_scale_bytes + self.output_bytes + self.exchange_bytes
+        scales = self.token_scale_bytes + self.group_scale_bytes
+        fixed = BARRIER_BYTES + scales + self.output_bytes + self.exchange_bytes
         return fixed + self.num_stages * self.slot_bytes
 
 
@@ -176,9 +185,11 @@ def plan_storage(config: WgmmaGemmConfig) -> StorageConfig:
     weight = _weight_slot_bytes(config)
     has_staged_scales = config.has_token_scale and not config.stores_straight
     scales = 4 * CONSUMER_WARPGROUPS * config.tokens if has_staged_scales else 0
+    # Two buffers, two groups of a block, a float32 each.
+    group_scales = 16 * CONSUMER_WARPGROUPS * config.tokens if config.has_act_group_scale else 0
     exchange = _exchange_bytes(config)
     ring = config.stages * (act + weight)
-    room = SHARED_BYTES - BARRIER_BYTES - scales - exchange - ring
+    room = SHARED_BYTES - BARRIER_BYTES - scales - group_scales - exchange - ring
     chunk, buffers = (0, 0) if config.stores_straight else _choose_chunk(config.tokens, room)
     if room < 0 or not (buffers or config.stores_straight):
         raise FormatError(
@@ -193,6 +204,7 @@ def plan_storage(config: WgmmaGemmConfig) -> StorageConfig:
         chunk_tokens=chunk,
         num_chunk_buffers=buffers,
         token_scale_bytes=scales,
+        group_scale_bytes=group_scales,
         exchange_bytes=exchange,
         capacity_bytes=SHARED_BYTES,
     )
@@ -245,6 +257,10 @@ def list_problems(config: WgmmaGemmConfig) -> Iterator[str]:
         yield f"splits {config.splits}: 1 to {max(SPLITS)}, the CTAs of a portable cluster"
     if config.splits > 1 and config.cluster > 1:
         yield "a cluster shares activations or splits K, not both"
+    if config.has_group_scales and config.tokens > INTEGER_TOKENS:
+        yield f"tokens {config.tokens}: a tile of integer products has at most {INTEGER_TOKENS}"
+    if config.has_group_scales and config.lead:
+        yield f"lead {config.lead}: warpgroups of integer products start together; take 0"
     if config.splits > 1 and config.tokens > SPLIT_TOKENS:
         yield f"tokens {config.tokens}: with split K a tile has at most {SPLIT_TOKENS}"
     unit = 8 * config.cluster

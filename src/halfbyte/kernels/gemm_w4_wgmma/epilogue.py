@@ -38,10 +38,12 @@ class Factors(NamedTuple):
 
     Attributes:
         channel_scale, bias: float32 [N_pad]. token_scale: float32 [M]. alpha: float32 [1].
+        act_group_scale: float16 [M, K_pad / 64], of sums of 64 columns.
     """
 
     channel_scale: Any
     token_scale: Any
+    act_group_scale: Any
     bias: Any
     alpha: Any
 

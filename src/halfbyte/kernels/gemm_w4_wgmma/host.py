@@ -44,8 +44,9 @@ def make_fake(config: WgmmaGemmConfig, name: str) -> Any:
         return _make_rows(FLOAT_TYPES[config.lora_dtype])
     if name == "y":
         return _make_rows(FLOAT_TYPES[config.out_dtype], is_padded=False)
-    if name == "act_group_scale":
-        return _make_rows(Float16, is_padded=False)
+    if name == "act_group_scale":  # two a block: read together
+        sizes, stride = (cute.sym_int(), cute.sym_int(divisibility=2)), cute.sym_int(divisibility=2)
+        return make_fake_tensor(Float16, sizes, (stride, 1), assumed_align=4)
     if name in ("weight_blocks", "lora_blocks"):
         size = WEIGHT_BLOCK_BYTES if name == "weight_blocks" else LORA_BLOCK_BYTES
         shape = (cute.sym_int(), cute.sym_int(), size)

@@ -328,7 +328,13 @@ class GemmProgram:
         output = tensors.y
         if cutlass.const_expr(not config.stores_straight):
             output = make_output_operand(config, tensors.y)
-        factors = Factors(tensors.channel_scale, tensors.token_scale, tensors.bias, tensors.alpha)
+        factors = Factors(
+            tensors.channel_scale,
+            tensors.token_scale,
+            tensors.act_group_scale,
+            tensors.bias,
+            tensors.alpha,
+        )
         token_tiles = cute.ceil_div(tensors.act.shape[0], config.tokens)
         channel_tiles = Int32(tensors.weight_blocks.shape[0])
         groups = cute.ceil_div(channel_tiles, config.cluster)
@@ -395,20 +401,32 @@ class GemmProgram:
                 epilogue = TileEpilogue(
                     config, work, buffers, factors, output, num_tokens, warpgroup, thread
                 )
-            MultiplyRole(
-                config,
-                work,
-                buffers,
-                warpgroup,
-                thread,
-                make_accumulator(config.tokens),
-                (make_words(STEP_WORDS), make_words(STEP_WORDS)),
-                make_words(make_decoder(config).num_words),
-            ).multiply_role(epilogue)
+            role = self.make_multiply_role(work, buffers, factors, warpgroup, thread)
+            role.multiply_role(epilogue)
             if cutlass.const_expr(config.use_pdl):
                 cute.arch.griddepcontrol_launch_dependents()
         if cutlass.const_expr(config.cluster > 1):
             self.sync_cluster()  # arrivals from the other CTA find this one's barriers
+
+    def make_multiply_role(
+        self,
+        work: Work,
+        buffers: SharedBuffers,
+        factors: Factors,
+        warpgroup: Int32,
+        thread: Int32,
+    ) -> MultiplyRole:
+        """Return the role of a consumer warpgroup."""
+        config = self.config
+        accumulator = make_accumulator(config.tokens)
+        operands = make_words(STEP_WORDS), make_words(STEP_WORDS)
+        words = make_words(make_decoder(config).num_words)
+        parts = (config, work, buffers, warpgroup, thread, accumulator, operands, words)
+        if not config.has_group_scales:
+            return MultiplyRole(*parts)
+        from halfbyte.kernels.gemm_w4_wgmma.integer_products import make_integer_role
+
+        return make_integer_role(parts, factors.act_group_scale)
 
     def make_exchange(self, buffers: SharedBuffers, rank: Int32, warp: Int32) -> FragmentSum | None:
         """Return the sum of a cluster's partial sums for a consumer warp, None with all of K."""

@@ -27,6 +27,7 @@ MODULES: Final = (
     "halfbyte.kernels.gemm_w4_wgmma.epilogue",
     "halfbyte.kernels.gemm_w4_wgmma.few_tokens_epilogue",
     "halfbyte.kernels.gemm_w4_wgmma.host",
+    "halfbyte.kernels.gemm_w4_wgmma.integer_products",
     "halfbyte.kernels.gemm_w4_wgmma.loading",
     "halfbyte.kernels.gemm_w4_wgmma.sm90",
     "halfbyte.kernels.gemm_w4_wgmma.source",
@@ -61,7 +62,7 @@ def list_arguments(config: WgmmaGemmConfig) -> tuple[str, ...]:
     """Return the names of the tensors that the compiled function takes, in order."""
     names = ["act", "weight_blocks"]
     names += ["token_scale"] if config.has_token_scale else []
-    names += ["act_group_scale"] if (config.mode, config.weight) == ("exact", "int4") else []
+    names += ["act_group_scale"] if config.has_act_group_scale else []
     names += ["channel_scale"]
     names += ["lora_act", "lora_blocks"] if config.lora_dtype is not None else []
     names += ["bias"] if config.has_bias else []
