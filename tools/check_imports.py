@@ -36,7 +36,7 @@ FOLDERS = (
     "cli",
 )
 # Free for all; they import nothing of the package.
-ROOT_MODULES = ("cache_home", "errors", "peak_memory", "version")
+ROOT_MODULES = ("cache_home", "errors", "peak_memory", "version", "wording")
 FIRST_GPU_FOLDER = "device"
 GPU_PACKAGES = ("cutlass", "cuda", "cute", "triton")
 DEVICE_CODE_FOLDERS = ("device", "kernels")

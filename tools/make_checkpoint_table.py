@@ -66,6 +66,7 @@ class Kind:
 BRANCH = ("smooth", "bias")
 KINDS = (
     Kind("NVFP4 weight-only", "nvfp4"),
+    Kind("NVFP4 weight-only, low rank", "nvfp4", None, 32, ("bias",), torch.bfloat16),
     Kind("NVFP4, calibrated x", "nvfp4", "nvfp4_static", extras=("bias",)),
     Kind("NVFP4, calibrated x, low rank", "nvfp4", "nvfp4_static", 32, BRANCH),
     Kind("NVFP4, two-level x, low rank", "nvfp4", "nvfp4_dynamic", 32, BRANCH),
@@ -81,7 +82,9 @@ KINDS = (
     ),
     Kind("NVFP4 without global scale", "nvfp4_one_level"),
     Kind("MXFP4", "mxfp4", "mxfp4"),
+    Kind("MXFP4, low rank", "mxfp4", "mxfp4", 32, BRANCH, torch.bfloat16),
     Kind("MXFP4 weight-only", "mxfp4"),
+    Kind("MXFP4 weight-only, low rank", "mxfp4", None, 32, ("bias",), torch.bfloat16),
     Kind("INT4, low rank", "int4", "int4", 32, BRANCH, torch.bfloat16),
     Kind(
         "INT4 behind a GELU, low rank",
@@ -93,6 +96,7 @@ KINDS = (
         "transformer_blocks.0.ff.net.2",
     ),
     Kind("INT4 weight-only", "int4"),
+    Kind("INT4 weight-only, low rank", "int4", None, 32, ("bias",), torch.bfloat16),
     Kind("INT4 in blocks of 32", "int4_block32"),
 )
 

@@ -15,6 +15,7 @@ from halfbyte.checkpoints.family import Layer
 from halfbyte.checkpoints.registry import FAMILIES
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.formats.halfbyte_file import write_halfbyte_file
+from halfbyte.svdquant.presets import PRESETS
 from tests.svdquant.checkpoint_files import read_tree
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,6 +118,16 @@ def test_families_that_are_only_read_are_refused_as_targets(name: str, tmp_path:
     write_halfbyte_file(tmp_path / "a.safetensors", {"a": linear})
     with pytest.raises(UsageError, match="read, not written"):
         convert(tmp_path / "a.safetensors", tmp_path / "out", name)
+
+
+def test_the_page_has_a_row_for_every_preset_with_a_low_rank_branch() -> None:
+    shown = {(kind.weight, kind.activation) for kind in TOOL.KINDS if kind.rank}
+    made = {
+        name: (preset.weight_format, preset.activation)
+        for name, preset in PRESETS.items()
+        if preset.rank
+    }
+    assert [name for name, kind in made.items() if kind not in shown] == []
 
 
 def test_the_page_says_what_the_families_do(capsys: pytest.CaptureFixture[str]) -> None:

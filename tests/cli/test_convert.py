@@ -37,7 +37,7 @@ def test_a_conversion_is_proved_and_described(tmp_path: Path, capsys: Capture) -
     assert run("convert", source, tmp_path / "out", "--to", "modelopt", "--verify") == 0
     text = " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert "2 layers bit for bit" in text
-    assert "1 copied tensors byte for byte" in text
+    assert "1 copied tensor byte for byte" in text
     assert run("convert", tmp_path / "out", tmp_path / "b", "--to", "halfbyte", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["status"] == "written"

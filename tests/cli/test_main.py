@@ -3,13 +3,17 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 import typer
 
 from halfbyte.cli import main as program
 from halfbyte.errors import CheckpointError, UsageError
+from halfbyte.formats.halfbyte_file import write_halfbyte_file
 from halfbyte.version import __version__
+from tests.random_linears import LinearShape, make_linear
 
 
 def run_halfbyte(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -102,16 +106,42 @@ def test_an_interrupt_exits_130(failing_app: dict[str, BaseException]) -> None:
     assert program.main(["fail"]) == 130
 
 
-def test_a_closed_pipe_leaves_no_traceback() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["--help"], 0), (["build", "--list"], 0), (["build", "--list", "--json"], 0), (["diff"], 1)],
+    ids=["help", "table", "json", "findings"],
+)
+def test_a_closed_pipe_is_quiet_and_changes_no_exit_code(
+    tmp_path: Path, arguments: list[str], code: int
+) -> None:
+    if arguments == ["diff"]:  # both are read, and differ
+        for name, value in (("a", 0.0), ("b", 1.0)):
+            write_halfbyte_file(
+                tmp_path / name,
+                {"q": make_linear(LinearShape(16, 32, 0), ("nvfp4", None))},
+                {"norm": torch.full((4,), value)},
+            )
+        arguments = ["diff", str(tmp_path / "a"), str(tmp_path / "b")]
     read_end, write_end = os.pipe()
     os.close(read_end)
-    command = [sys.executable, "-m", "halfbyte.cli.main", "doctor", "--json"]
+    command = [sys.executable, "-m", "halfbyte.cli.main", *arguments]
     finished = subprocess.run(
         command, stdout=write_end, stderr=subprocess.PIPE, text=True, check=False
     )
     os.close(write_end)
+    assert (finished.returncode, finished.stderr) == (code, "")
+
+
+def test_a_full_disk_behind_stdout_is_an_error() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "halfbyte.cli.main", "doctor", "--json"]
+        finished = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert finished.returncode == 1
+    assert finished.stderr.startswith("error: ")
+    assert "No space left" in finished.stderr
     assert "Traceback" not in finished.stderr
-    assert finished.returncode != 2
 
 
 def test_control_characters_in_an_error_do_not_steer_the_terminal(

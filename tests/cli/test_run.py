@@ -73,7 +73,7 @@ def test_a_program_gets_its_arguments_folder_and_device(
     captured = capsys.readouterr()
     assert captured.out == "output of the program\n"
     assert "launch 0: scale: grid 2x1x1, block 32x1x1: 7 instructions" in captured.err
-    assert "1 launches on b200: 7 instructions" in captured.err
+    assert "1 launch on b200: 7 instructions, " in captured.err
     assert (sys.argv, sys.path) == before
 
 
@@ -100,11 +100,22 @@ def test_a_fault_prints_the_line_of_the_program_and_its_report_and_exits_1(
     device.fault = HalfbyteError("warp 3 reads 4 bytes past the end of x")
     assert main(["run", str(program), "--mnk", "1,2,3", "-q"]) == 1
     errors = capsys.readouterr().err
-    assert "warp 3 reads 4 bytes past the end of x" in errors
+    assert errors.count("warp 3 reads 4 bytes past the end of x") == 1
+    assert "HalfbyteError of launch 0" in errors
     assert "launches_of_this_program.py" in errors
     assert "runtime.launch(kernel, request)" in errors
     assert "Traceback" not in errors
-    assert "1 findings" in errors
+    assert errors.endswith(", 1 finding\n")
+
+
+def test_an_interrupt_names_its_launch(
+    device: FakeDevice, program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    device.fault = KeyboardInterrupt()
+    assert main(["run", "--quiet", str(program), "--mnk", "1,2,3", "-q"]) == 130
+    errors = capsys.readouterr().err
+    assert errors.startswith("launch 0: scale: grid 2x1x1, block 32x1x1: interrupted after ")
+    assert errors.count("\n") == 1
 
 
 def test_a_swallowed_fault_still_exits_1(

@@ -1,6 +1,7 @@
 """`halfbyte run` and programs that end in odd ways: exit codes and messages."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -113,6 +114,29 @@ def test_a_missing_module_inside_the_program_keeps_its_traceback(run: Run, tmp_p
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback")
     assert "program.py" in done.stderr.splitlines()[1]
+
+
+def test_a_program_meets_a_closed_pipe_as_under_python(tmp_path: Path) -> None:
+    endless = write(tmp_path, "while True: print('y')", "endless.py")
+    brief = write(tmp_path, "print('y')", "brief.py")
+    for file, code in ((endless, 1), (brief, 0)):
+        read_end, write_end = os.pipe()
+        os.close(read_end)
+        done = subprocess.run(
+            [sys.executable, "-m", "halfbyte.cli.main", "run", file],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONUNBUFFERED": ""},
+            stdout=write_end,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        os.close(write_end)
+        assert done.returncode == code, done.stderr
+        assert ("BrokenPipeError" in done.stderr) == (code == 1)
+        assert "0 launches on b200" in done.stderr
+        assert "ignored" not in done.stderr
 
 
 def test_json_goes_where_it_was_asked_for_though_the_program_moves(

@@ -28,6 +28,7 @@ from halfbyte.formats.safetensors_header import (
     quoted,
 )
 from halfbyte.formats.side_files import Stamp
+from halfbyte.wording import counted
 
 FILE_SUFFIXES: Final = (".safetensors", ".sft", ".gguf")  # of a target that is one file
 DEFAULT_SHARD: Final = "model.safetensors"
@@ -170,7 +171,7 @@ def plan_layers(source: TensorSource, reader: LayerReader) -> dict[str, Layer]:
         if len(obstacles) > MAX_NAMED:
             first = list(obstacles.items())[:MAX_NAMED]
             shown = "; ".join(f"{quoted(name)}: {text}" for name, text in first)
-            shown += f"; and {len(obstacles) - MAX_NAMED} more layers"
+            shown += f"; and {counted(len(obstacles) - MAX_NAMED, 'more layer')}"
         raise CheckpointError(f"{source.path}: cannot be written as {target.name}: {shown}")
     return layers
 

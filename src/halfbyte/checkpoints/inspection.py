@@ -47,7 +47,7 @@ class Hardware:
 
 _NO_KERNEL = "no kernel in this version"
 _BLACKWELL = "NVFP4 and MXFP4 W4A4; not yet run on silicon"
-_HOPPER = "fp8: NVFP4, MXFP4, INT4; exact: NVFP4, MXFP4; bf16: every format"
+_HOPPER = "NVFP4, MXFP4, INT4 W4A4 exactly or with 8-bit activations; other formats in bf16"
 # What each machine would run 4-bit weights with: the instruction or the emulation.
 HARDWARE = (
     Hardware("CPU", "yes", "any x86-64 or Arm; compiled loops where built"),

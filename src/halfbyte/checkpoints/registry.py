@@ -22,6 +22,7 @@ from halfbyte.checkpoints.vllm_omni import VllmOmni, VllmOmniConverted
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.formats.halfbyte_file import is_halfbyte_metadata
 from halfbyte.formats.safetensors_header import quoted
+from halfbyte.wording import counted
 
 FAMILIES: dict[str, Family] = {
     family.name: family
@@ -149,7 +150,8 @@ def describe_claims(claims: Mapping[str, Claim]) -> str:
     if not claims:
         return "no known family has layers in it"
     return "; ".join(
-        f"{name} ({len(claim.layers)} layers: {claim.evidence})" for name, claim in claims.items()
+        f"{name} ({counted(len(claim.layers), 'layer')}: {claim.evidence})"
+        for name, claim in claims.items()
     )
 
 

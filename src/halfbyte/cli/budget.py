@@ -16,6 +16,7 @@ from rich.table import Table
 from halfbyte.cli.budget_gemm import GEMM, Shared, print_gemm_budget, read_declared, read_options
 from halfbyte.cli.exit_codes import EXIT_CLEAN, EXIT_FINDINGS
 from halfbyte.errors import UsageError, printable
+from halfbyte.wording import counted
 
 if TYPE_CHECKING:
     from halfbyte.checks.finding import CheckReport, Evidence
@@ -222,7 +223,7 @@ def _print_launch(
     console.print(
         f"  shared memory of a CTA: {found.static_bytes:,} static{padding} + "
         f"{found.dynamic_bytes:,} dynamic = {found.used_bytes:,} of {found.capacity_bytes:,} bytes "
-        f"({found.slack_bytes:,} left), {found.num_barriers} mbarriers"
+        f"({found.slack_bytes:,} left), {counted(found.num_barriers, 'mbarrier')}"
     )
     columns = "?" if found.tensor_columns is None else found.tensor_columns
     console.print(f"  tensor memory: {columns} columns allocated, {found.used_columns} seen in use")

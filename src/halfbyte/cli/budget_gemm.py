@@ -13,6 +13,7 @@ from rich.table import Table
 
 from halfbyte.cli.exit_codes import EXIT_CLEAN, EXIT_FINDINGS
 from halfbyte.errors import UsageError, printable
+from halfbyte.wording import counted
 
 if TYPE_CHECKING:
     from halfbyte.checks.finding import CheckReport
@@ -179,11 +180,11 @@ def _print_gemm(found: "GemmBudget", console: Console) -> None:
         columns.add_row(buffer.name, str(buffer.num_columns), str(buffer.first), last)
     console.print(columns)
     overlap = storage.overlap_columns
-    shared = f", the accumulators share {overlap} columns" if overlap else ""
+    shared = f", the accumulators share {counted(overlap, 'column')}" if overlap else ""
     console.print(
-        f"{storage.num_stages} ring slots of {storage.slot_bytes:,} bytes{shared}; "
-        f"{found.num_tiles} tiles in {found.num_waves} waves, each of {found.num_blocks} blocks "
-        f"and {found.num_chunks} low-rank chunks"
+        f"{counted(storage.num_stages, 'ring slot')} of {storage.slot_bytes:,} bytes{shared}; "
+        f"{counted(found.num_tiles, 'tile')} in {counted(found.num_waves, 'wave')}, each of "
+        f"{counted(found.num_blocks, 'block')} and {counted(found.num_chunks, 'low-rank chunk')}"
     )
 
 

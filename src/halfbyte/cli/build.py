@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from halfbyte.errors import HalfbyteError
+from halfbyte.wording import counted
 
 if TYPE_CHECKING:
     from halfbyte.device.kernel_source import KernelSource
@@ -74,7 +75,8 @@ def build(
         console.print(f"{target}: no kernel is written for it yet")
     if not only_list:
         console.print(
-            f"{len(rows)} kernels in [bold]{escape(str(out))}[/]: set HALFBYTE_ARTIFACTS to it"
+            f"{counted(len(rows), 'kernel')} in [bold]{escape(str(out))}[/]: "
+            "set HALFBYTE_ARTIFACTS to it"
         )
 
 

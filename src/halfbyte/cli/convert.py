@@ -15,6 +15,7 @@ from halfbyte.cli.progress import ProgressDisplay
 from halfbyte.cli.worker_options import chosen_workers, with_worker_options
 from halfbyte.errors import UsageError, printable
 from halfbyte.peak_memory import read_peak_memory_bytes
+from halfbyte.wording import counted
 
 if TYPE_CHECKING:
     from halfbyte.checkpoints.convert import ConvertRequest
@@ -130,9 +131,10 @@ def _describe_proof(found: dict[str, Any] | None) -> str:
     if found is None:
         return "no (--verify reads the output again)"
     return (
-        f"{found['identical']} layers bit for bit, {found['equal_values']} with equal values, "
+        f"{counted(found['identical'], 'layer')} bit for bit, "
+        f"{found['equal_values']} with equal values, "
         f"{found['rounded']} within {found['bound']:.2g} (worst {found['worst_deviation']:.2g}); "
-        f"{found['copied_tensors']} copied tensors byte for byte"
+        f"{counted(found['copied_tensors'], 'copied tensor')} byte for byte"
     )
 
 

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from halfbyte.errors import printable
+from halfbyte.wording import counted
 
 if TYPE_CHECKING:
     from halfbyte.checkpoints.inspection import Inspection
@@ -61,7 +62,7 @@ def _print_inspection(found: "Inspection", shows_layers: bool, console: Console)
     table.add_row("formats", _join(found.formats) or "none")
     table.add_row("ranks", _join(found.ranks) or "none")
     table.add_row("quantized layers", str(len(found.layers)))
-    table.add_row("tensors", f"{found.num_tensors:,} in {found.num_files} file(s)")
+    table.add_row("tensors", f"{found.num_tensors:,} in {counted(found.num_files, 'file')}")
     table.add_row("file bytes", f"{found.file_bytes:,}")
     for kind, count in found.bytes_by_kind.items():
         table.add_row(f"  {kind.replace('_', ' ')}", f"{count:,}")
@@ -69,7 +70,8 @@ def _print_inspection(found: "Inspection", shows_layers: bool, console: Console)
         table.add_row("bits per weight", f"{found.bits_per_weight:.3f}")
     for reading in found.readings:
         words = "certain" if reading.is_certain else "possible"
-        text = f"{reading.family} ({words}, {reading.layers} layers): {reading.evidence}"
+        layers = counted(reading.layers, "layer")
+        text = f"{reading.family} ({words}, {layers}): {reading.evidence}"
         table.add_row("can be read as", escape(printable(text)))
         if reading.problem is not None:
             table.add_row("", escape(printable(reading.problem)))

@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from halfbyte.cli import bench, budget, build, convert, demo, diff, doctor, inspect, quantize
 from halfbyte.cli import run as run_verb
+from halfbyte.cli.closed_pipe import end_output, tolerate_closed_pipes
 from halfbyte.cli.exit_codes import EXIT_CLEAN, EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_MISUSE
 from halfbyte.errors import HalfbyteError, UsageError, printable
 from halfbyte.version import __version__
@@ -106,7 +107,8 @@ def run() -> None:
     # Read when torch is loaded. By default a waiting OpenMP thread spins, and on a machine with
     # other work it spins on the very core that its partner needs: quantizing took twice as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    sys.exit(main())
+    tolerate_closed_pipes()
+    sys.exit(end_output(main()))
 
 
 if __name__ == "__main__":

@@ -2,16 +2,19 @@
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from halfbyte.cli.closed_pipe import plain_output
 from halfbyte.errors import UsageError, printable
+from halfbyte.wording import counted
 
 if TYPE_CHECKING:
     from halfbyte.virtual.driver.launches import LaunchRecord
@@ -56,10 +59,12 @@ def run(
     """Run a Python program with a virtual GPU as its "cuda" device and report every launch."""
     from halfbyte.virtual.driver.program import run_program
 
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    # Of this moment: the program gets another stream, and may close it.
+    console = Console(file=sys.stderr, soft_wrap=True, highlight=False)
 
     def show(record: "LaunchRecord") -> None:
-        if not quiet or record.findings or record.fault is not None:
+        is_wanted = not quiet or record.findings or record.fault is not None
+        if is_wanted and not _is_closed(sys.__stderr__):
             with _any_stderr():
                 _print_launch(record, console)
 
@@ -69,17 +74,23 @@ def run(
         )
     if json_file is not None:
         json_file = _check_json_file(json_file)
-    finished = run_program(program[0], program[1:], gpu=gpu, is_module=is_module, listener=show)
-    with _any_stderr():
-        _print_summary(finished, console)
+    with plain_output():
+        finished = run_program(program[0], program[1:], gpu=gpu, is_module=is_module, listener=show)
+    if not _is_closed(sys.__stderr__):
+        with _any_stderr():
+            _print_summary(finished, console)
     if json_file is not None:
         _write_json(finished, json_file)
     raise typer.Exit(finished.exit_code)
 
 
+def _is_closed(stream: TextIO | None) -> bool:
+    return stream is not None and stream.closed
+
+
 @contextmanager
 def _any_stderr() -> Iterator[None]:
-    """Let a program close stderr: what cannot be printed changes no exit code."""
+    """Let a program close stderr: what cannot be printed there changes no exit code."""
     try:
         yield
     except (OSError, ValueError):
@@ -127,12 +138,14 @@ def _print_launch(record: "LaunchRecord", console: Console) -> None:
     sizes = f"grid {_join(request.grid)}, block {_join(request.block)}"
     if request.cluster is not None:
         sizes += f", cluster {_join(request.cluster)}"
-    work = f"{record.instructions:,} instructions, {record.seconds:.3f} s"
+    work = f"{counted(record.instructions, 'instruction')}, {record.seconds:.3f} s"
+    if isinstance(record.fault, KeyboardInterrupt):
+        work = f"interrupted after {record.seconds:.3f} s"
     console.print(escape(f"launch {record.index}: {name}: {sizes}: {work}"))
     for finding in record.findings:
         word = "note" if finding.is_note else "[yellow]finding[/]"
         console.print(f"  {word}: {escape(str(finding))}")
-    if record.fault is not None:
+    if record.fault is not None and not isinstance(record.fault, KeyboardInterrupt):
         kind = type(record.fault).__name__
         console.print(f"  [bold red]{kind}:[/] {escape(str(record.fault))}")
 
@@ -145,10 +158,13 @@ def _print_summary(finished: "ProgramRun", console: Console) -> None:
     instructions = sum(record.instructions for record in finished.log)
     seconds = sum(record.seconds for record in finished.log)
     console.print(
-        f"{len(finished.log)} launches on {finished.gpu}: {instructions:,} instructions, "
-        f"{seconds:.2f} s, {finished.count_findings()} findings"
+        f"{counted(len(finished.log), 'launch', 'launches')} on {finished.gpu}: "
+        f"{counted(instructions, 'instruction')}, {seconds:.2f} s, "
+        f"{counted(finished.count_findings(), 'finding')}"
     )
     for name, count in finished.log.substitutions.items():
         console.print(
-            escape(f"{name}: {count} calls computed by a float64 reference, not a kernel")
+            escape(
+                f"{name}: {counted(count, 'call')} computed by a float64 reference, not a kernel"
+            )
         )

@@ -93,7 +93,7 @@ class FakeDevice:
 
     gpu_name: str = "b200"
     launches: list[Any] = field(default_factory=list)
-    fault: Exception | None = None
+    fault: BaseException | None = None
     kernel: Any = None
 
     def __post_init__(self) -> None:

@@ -100,12 +100,12 @@ class LaunchRecord:
     Attributes:
         index: 0 for the program's first launch.
         request: what was asked for.
-        instructions: warp instructions run; 0 where the launch failed.
+        instructions: warp instructions run; 0 where the launch failed or was interrupted.
         cycles: of the clock that orders events, not calibrated and no prediction; None where the
-            launch did not begin.
+            launch did not begin or was interrupted.
         seconds: time on this computer.
         findings: what was found, notes included.
-        fault: the error that ended the launch, or None.
+        fault: the error that ended the launch, KeyboardInterrupt for Ctrl-C, or None.
         syntax: the PTX module that the kernel is in.
     """
 
@@ -174,6 +174,9 @@ def run_launch(device: Any, module: Any, request: LaunchRequest, options: Any) -
             ),
             **keywords,
         )
+    except KeyboardInterrupt as stop:
+        seconds = time.perf_counter() - start
+        return LaunchRecord(0, request, 0, None, seconds, (), stop, syntax)
     except Exception as fault:
         report = getattr(fault, "report", None)
         if report is None:

@@ -101,7 +101,7 @@ def run_program(
     """Run a Python file (or module) as `python` would and return what it did.
 
     Its uncaught exception is printed to `errors` (None: stderr), a fault of the virtual GPU as its
-    report with the program's line.
+    report with the program's line; without the report where the listener got it with its launch.
 
     Raises:
         UsageError: the program does not exist.
@@ -115,14 +115,14 @@ def run_program(
     with session:
         try:
             sys.argv = [program, *arguments]
-            code = _run(program, is_module, errors or sys.stderr)
+            code = _run(program, is_module, errors or sys.stderr, session.log)
         finally:
             sys.argv, sys.path[:], sys.modules["__main__"] = saved
             # Tensors that outlive the session must not be finalized against a closed runtime.
     return ProgramRun(gpu, program, tuple(arguments), code, session.log)
 
 
-def _run(program: str, is_module: bool, errors: TextIO) -> int:
+def _run(program: str, is_module: bool, errors: TextIO, log: LaunchLog) -> int:
     try:
         if is_module:
             sys.path.insert(0, os.getcwd())
@@ -135,7 +135,7 @@ def _run(program: str, is_module: bool, errors: TextIO) -> int:
     except KeyboardInterrupt:
         raise
     except HalfbyteError as fault:
-        _print_fault(fault, errors)
+        _print_fault(fault, errors, log)
         return EXIT_FINDINGS
     except BaseException as error:
         if isinstance(error, ImportError) and _find_first_frame(error) is None:
@@ -176,8 +176,8 @@ def _is_runner(file: str) -> bool:
     return file == __file__ or is_loader or file.endswith(f"{os.sep}runpy.py")
 
 
-def _print_fault(fault: BaseException, errors: TextIO) -> None:
-    """Print where in the program the fault was raised, then its report."""
+def _print_fault(fault: BaseException, errors: TextIO, log: LaunchLog) -> None:
+    """Print where in the program the fault was raised, then its report unless that was told."""
     package = Path(__file__).parents[2]
     frames = []
     for frame in traceback.extract_tb(fault.__traceback__):
@@ -190,4 +190,6 @@ def _print_fault(fault: BaseException, errors: TextIO) -> None:
     for frame in frames[-1:]:
         line = linecache.getline(frame.filename, frame.lineno or 0).strip()
         print(f"{frame.filename}:{frame.lineno}: {line}", file=errors)
-    print(describe_fault(fault), file=errors)
+    told = [one.index for one in log if one.fault is fault and log.listener is not None]
+    text = f"{type(fault).__name__} of launch {told[0]}" if told else describe_fault(fault)
+    print(text, file=errors)
