@@ -93,19 +93,29 @@ def test_a_weight_only_layer_runs_in_fp8_where_it_is_named() -> None:
     assert torch.equal(run(x, linear, "auto"), run(x, linear, "bf16"))
 
 
-@needs_virtual_gpu
-@pytest.mark.parametrize("pair", FORMAT_PAIRS[5:7], ids=pair_id)
-def test_int4_runs_in_fp8_and_with_the_code_minus_8_in_bf16(pair: tuple[str, str | None]) -> None:
-    linear = make_lively_linear(pair)
-    x = make_input(M, K, torch.bfloat16)
-    assert torch.equal(run(x, linear, "auto"), run(x, linear, "bf16"))
+def without_the_code_minus_8(linear: QuantizedLinear) -> QuantizedLinear:
+    """Return an INT4 linear whose codes -8 are -7."""
     low, high = linear.weight.data & 0x0F, linear.weight.data >> 4
     data = torch.where(low == 8, 9, low) | torch.where(high == 8, 9, high) << 4
     weight = dataclasses.replace(linear.weight, data=data.to(torch.uint8))
-    linear = dataclasses.replace(linear, weight=weight)
-    y = run(x, linear, "auto")
-    assert torch.equal(y, run(x, linear, "fp8"))
-    assert_close_to_mode(y, x, linear, "fp8")
+    return dataclasses.replace(linear, weight=weight)
+
+
+@needs_virtual_gpu
+@pytest.mark.parametrize("pair", FORMAT_PAIRS[5:7], ids=pair_id)
+def test_int4_in_every_mode(pair: tuple[str, str | None]) -> None:
+    linear = make_lively_linear(pair)
+    x = make_input(M, K, torch.bfloat16)
+    results = {mode: run(x, linear, mode) for mode in ("int8", "exact")}
+    with pytest.raises(UnsupportedHardwareError, match="INT4 code -8"):
+        run(x, linear, "fp8")
+    assert torch.equal(run(x, linear, "auto"), results["int8"])  # what the values allow
+    for mode, y in results.items():
+        assert_close_to_mode(y, x, linear, mode)
+    symmetric = without_the_code_minus_8(linear)
+    y = run(x, symmetric, "fp8")
+    assert_close_to_mode(y, x, symmetric, "fp8")
+    assert torch.equal(run(x, symmetric, "auto"), y)
 
 
 @needs_virtual_gpu
@@ -146,7 +156,7 @@ def test_cuda_tensors_of_a_session_run_on_its_gpu(h200: halfbyte.virtual.cuda) -
 
 @needs_virtual_gpu
 @pytest.mark.parametrize("mode", ["auto", "exact"])
-@pytest.mark.parametrize("pair", [NVFP4, DYNAMIC], ids=pair_id)
+@pytest.mark.parametrize("pair", [NVFP4, DYNAMIC, INT4], ids=pair_id)
 def test_fakes_agree_with_the_kernels(pair: tuple[str, str | None], mode: str) -> None:
     parts, spec = arguments_of(make_lively_linear(pair))
     x = make_input(M, K, torch.bfloat16)
@@ -197,11 +207,6 @@ def test_what_hopper_has_no_kernel_for_is_named() -> None:
         run(x, linear, "int8")
     with pytest.raises(UnsupportedHardwareError, match=r"weight-only layer in mode 'exact'"):
         run(x, make_lively_linear(("nvfp4", None)), "exact")
-    for mode in ("int8", "exact"):
-        with pytest.raises(UnsupportedHardwareError, match=rf"'int4' in mode '{mode}': no kernel"):
-            run(x, make_lively_linear(INT4), mode)
-    with pytest.raises(UnsupportedHardwareError, match=r"INT4 code -8"):
-        run(x, make_lively_linear(INT4), "fp8")
     with pytest.raises(UsageError, match="mode 'bf16' quantizes no activations"):
         ops.quantize_act_lora(x, *arguments, BACKEND, "bf16")
     act = [torch.empty(0)] * 4

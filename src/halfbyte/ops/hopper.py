@@ -50,8 +50,6 @@ from halfbyte.ops.placed_linears import find_placed
 
 GEMM: Final = "gemm_w4_wgmma"
 _CODE_DTYPES: Final = {"fp8": torch.uint8, "int8": torch.int8}
-# By (mode, weight element): products that the GEMM does not have yet.
-_MISSING_PRODUCTS: Final = (("int8", "int4"), ("exact", "int4"))
 _FREE_WORD: Final = -1  # 0xFFFFFFFF: what the mailbox of the quantize kernel holds between launches
 
 _lock = threading.Lock()
@@ -71,13 +69,6 @@ class WgmmaPlacer:
             raise UnsupportedHardwareError(
                 "weight-only layer in mode 'exact': no kernel reads x in 16 bits; take "
                 "mode='bf16', or 'fp8' for an x that is rounded to E4M3"
-            )
-        element = linear.weight.format.element
-        if (self.mode, element) in _MISSING_PRODUCTS:
-            raise UnsupportedHardwareError(
-                f"weight {linear.weight.format.name!r} in mode {self.mode!r}: no kernel multiplies "
-                f"{element.upper()} by integers on Hopper yet; take mode='bf16', or 'fp8' for "
-                "weights without the code -8"
             )
         return _finish(place_linear(linear, self.dtype, self.mode))
 

@@ -60,4 +60,7 @@ def choose_split_mode(spec: LinearSpec, mode: str) -> str:
         raise UsageError(
             "mode 'bf16' quantizes no activations: call w4a4_linear, or name a kernel's mode"
         )
-    return (list_kernel_modes(spec) or ("exact",))[0] if mode == "auto" else mode
+    if mode != "auto":
+        return mode
+    # not by the values of a weight either: INT4's code -8 does not fit fp8
+    return "int8" if spec.block_format.element == "int4" else "fp8"
