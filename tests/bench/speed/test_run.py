@@ -14,7 +14,7 @@ from halfbyte.bench.speed.peers import make_copy, make_cublas, make_cublas_lora
 from halfbyte.bench.speed.problem import Problem, make_problem
 from halfbyte.bench.speed.report import make_csv, make_json, make_markdown, write_report
 from halfbyte.bench.speed.result import MachineRates, SpeedResult, SpeedRow
-from halfbyte.bench.speed.run import Bench, measure_shape
+from halfbyte.bench.speed.run import Bench, measure_host, measure_shape
 from halfbyte.bench.speed.settings import LinearShape, TimingProtocol
 from halfbyte.bench.speed.timing_device import Launch
 from halfbyte.bench.speed.trial import (
@@ -113,6 +113,15 @@ def make_moody(problem: Problem, wrong_from: int) -> Trial:
         return launch
 
     return replace(trial, bind=bind, is_repeatable=True)
+
+
+def test_a_wrong_case_s_launch_is_not_timed_and_has_a_wrong_row() -> None:
+    cases = {"cublas": make_cublas, "wrong": make_wrong, "refused": make_refused}
+    launches, rows = measure_host(make_bench(), SHAPE, cases)
+    assert [row.case for row in launches] == ["cublas"]
+    assert [(row.kind, row.case, row.status) for row in rows] == [("launch", "wrong", "wrong")]
+    page = make_markdown(SpeedResult({}, None, tuple(rows), tuple(launches)))
+    assert "| 3x64x48x8 | wrong | wrong |" in page
 
 
 def test_what_is_not_the_same_again_is_wrong() -> None:

@@ -137,11 +137,11 @@ def run_speed(
         cases = list_cases(request, kind, target)
         for shape in list_shapes(request, kind):
             if kind == LAUNCH:
-                launches = (*result.launches, *measure_host(bench, shape, cases))
-                result = replace(result, launches=launches)
+                launches, rows = measure_host(bench, shape, cases)
+                result = replace(result, launches=(*result.launches, *launches))
             else:
-                rows = (*result.rows, *measure_shape(bench, kind, shape, cases))
-                result = replace(result, rows=rows)
+                rows = measure_shape(bench, kind, shape, cases)
+            result = replace(result, rows=(*result.rows, *rows))
             result = replace(result, seconds=time.perf_counter() - started)
             keep(result)
     return result

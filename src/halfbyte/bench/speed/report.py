@@ -12,7 +12,7 @@ from typing import Any
 from halfbyte.bench.speed.result import LaunchRow, SpeedResult, SpeedRow, flatten_row
 from halfbyte.errors import UsageError
 
-_BASELINES = {"linear": "cublas", "quantize": "copy", "copy": "copy"}
+_BASELINES = {"linear": "cublas", "quantize": "copy", "copy": "copy", "launch": "cublas"}
 
 
 def make_json(result: SpeedResult) -> dict[str, Any]:

@@ -167,20 +167,28 @@ def _check_device(bench: Bench, row: SpeedRow, message: str) -> None:
 
 def measure_host(
     bench: Bench, shape: LinearShape, cases: Mapping[str, MakeTrial]
-) -> list[LaunchRow]:
-    """Return what a launch of each case costs the host; of few tokens, so that no queue fills."""
+) -> tuple[list[LaunchRow], list[SpeedRow]]:
+    """Return what a launch of each case costs the host, and rows of cases that are wrong.
+
+    The shape is one of few tokens, so that no queue fills.
+    """
     problem = make_problem(shape, bench.dtype, bench.place, bench.seed)
-    rows = []
+    launches, wrong_rows = [], []
     for name, make in cases.items():
+        row = SpeedRow("launch", name, shape, "refused")
         try:
             trial = make(problem)
             check_trial(trial)
-        except _REFUSALS as refusal:  # a wrong result fails the run in its own row
+        except WrongResultError as wrong:
+            wrong_rows.append(_report_wrong(bench, row, wrong))
+            continue
+        except _REFUSALS as refusal:
+            _check_device(bench, row, _first_line(refusal))
             bench.say(f"launch of {name} {shape}: not measured: {_first_line(refusal)}")
             continue
         launch = trial.bind(trial.operands, trial.outputs)
-        rows.append(measure_launches(name, shape, launch, bench.device.synchronize))
-    return rows
+        launches.append(measure_launches(name, shape, launch, bench.device.synchronize))
+    return launches, wrong_rows
 
 
 def measure_rates(bench: Bench) -> MachineRates:
