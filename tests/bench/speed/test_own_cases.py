@@ -108,7 +108,15 @@ def h200() -> Iterator[cuda]:
         yield session
 
 
-@pytest.mark.parametrize("name", ["fp8", "exact"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fp8",
+        "exact_int4",
+        pytest.param("exact", marks=pytest.mark.long),
+        pytest.param("int8", marks=pytest.mark.long),
+    ],
+)
 def test_hopper_s_codes_are_compared_number_by_number(h200: cuda, name: str) -> None:
     problem = make_problem(SHAPE, torch.bfloat16, torch.device("cuda"), 1)
     trial = list_own_cases("quantize", "sm_90a", (name,))[name](problem)
