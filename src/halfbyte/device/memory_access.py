@@ -74,6 +74,13 @@ def ld_shared_cluster_pair_f32(address: Int32) -> tuple[Float32, Float32]:
     return low, high
 
 
+def st_shared_cluster_f32_vector(address: Int32, values: tuple[Float32, ...]) -> None:
+    """Store 2 or 4 float32 to the shared memory of any CTA of the cluster."""
+    width = len(values)
+    sources = ", ".join(f"${index + 1}" for index in range(width))
+    emit_memory_ptx(f"st.shared::cluster.v{width}.f32 [$0], {{{sources}}};", (), (address, *values))
+
+
 def ld_shared_f32_vector(address: Int32, width: int) -> tuple[Float32, ...]:
     """Return 2 or 4 float32 of shared memory."""
     results = ", ".join(f"${index}" for index in range(width))

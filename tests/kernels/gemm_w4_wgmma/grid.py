@@ -21,7 +21,6 @@ AXES: Final[dict[str, tuple[Any, ...]]] = {
     "cluster": (1, 2),
     "lora_dtype": (None, "float16", "bfloat16"),
     "out_dtype": OUT_DTYPES,
-    "lead": (0, 1),
     "few_stages": (False, True),
     "has_bias": (False, True),
     "has_alpha": (False, True),
@@ -43,7 +42,7 @@ RANKS: Final = (8, 32, 40, 96, 128)
 def make_config(row: dict[str, Any]) -> WgmmaGemmConfig | None:
     """Return the configuration of a row of `AXES` with most stages, or 3; None where illegal."""
     mode, weight = row["product"]
-    names = ("tokens", "cluster", "lora_dtype", "out_dtype", "lead", "has_bias", "has_alpha")
+    names = ("tokens", "cluster", "lora_dtype", "out_dtype", "has_bias", "has_alpha")
     chosen = {name: row[name] for name in (*names, "use_pdl", "raster_group")}
     for stages in (3,) if row["few_stages"] else (8, 7, 6, 5, 4):
         config = WgmmaGemmConfig(mode=mode, weight=weight, stages=stages, **chosen)

@@ -31,10 +31,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 LARGEST = WgmmaGemmConfig("fp8", "e2m1", "float16", "bfloat16", 256, 4, cluster=2, has_bias=True)
 CONFIGS = (
     LARGEST,
-    replace(LARGEST, stages=5, lead=2),
-    replace(LARGEST, tokens=208, cluster=1, lead=1),
+    replace(LARGEST, stages=2),
+    replace(LARGEST, tokens=208, cluster=1),
     replace(LARGEST, tokens=16, stages=2, use_pdl=True),
-    replace(LARGEST, mode="exact", stages=5, lead=1),
+    replace(LARGEST, mode="exact", stages=5),
     replace(LARGEST, mode="exact", tokens=64, stages=3, cluster=1),
 )
 
@@ -72,7 +72,7 @@ def check_seeds(gpu: Any, config: WgmmaGemmConfig, tiles: tuple[int, int]) -> No
             assert torch.equal(y, wanted), f"other bits with seed {seed}, {reverse_warps}"
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda one: f"{one.mode}-{one.tokens}-{one.lead}")
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda one: f"{one.mode}-{one.tokens}-{one.stages}")
 def test_many_tiles_give_the_same_bits(small_gpu: Any, config: WgmmaGemmConfig) -> None:
     check_seeds(small_gpu, config, (3, 5))
 

@@ -36,7 +36,6 @@ WRONG = (
     ({"cluster": 3}, "cluster 3"),
     ({"stages": 1}, "stages 1"),
     ({"stages": 9}, "take fewer stages"),
-    ({"lead": 2}, "lead 2"),
 )
 
 

@@ -119,5 +119,3 @@ def test_integers_give_exact_bits(h200: Any, mode: str) -> None:
 def test_what_integer_products_cannot_do_is_named() -> None:
     with pytest.raises(FormatError, match="at most 128"):
         check_legal(dataclasses.replace(PLAIN, tokens=192))
-    with pytest.raises(FormatError, match="start together"):
-        check_legal(dataclasses.replace(PLAIN, tokens=64, stages=5, lead=1))

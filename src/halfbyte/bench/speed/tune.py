@@ -103,7 +103,6 @@ def _tune(bench: Bench, problem: Problem, own: OwnMode, gpu: str) -> TunedChoice
         stages=config.stages,
         cluster=config.cluster,
         splits=config.splits,
-        lead=config.lead,
         raster_group=config.raster_group,
         gemm_us=round(final[_BEST].median_us, 3),
         quantize_us=round(final["quantize"].median_us, 3),

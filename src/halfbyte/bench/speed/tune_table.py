@@ -23,7 +23,7 @@ class TunedChoice:
     Attributes:
         gpu: `torch.cuda.get_device_name()`.
         mode, weight, out_dtype, m, n, k, rank: the product; with `gpu` they name the line.
-        tokens, stages, cluster, splits, lead, raster_group: of the fastest configuration.
+        tokens, stages, cluster, splits, raster_group: of the fastest configuration.
         gemm_us: the GEMM alone. quantize_us: the quantizer alone. total_us: both, one after the
             other. bf16_us: torch's product of the merged weight in 16 bits.
         fastest: "kernel", or "bf16" where total_us is larger than bf16_us.
@@ -46,7 +46,6 @@ class TunedChoice:
     total_us: float
     bf16_us: float
     fastest: Literal["kernel", "bf16"]
-    lead: int = 0
     raster_group: int = 32
 
     @property

@@ -62,8 +62,6 @@ class WgmmaGemmConfig:
         stages: ring slots.
         cluster: CTAs that share the activations of a tile row by multicast (1 or 2).
         splits: CTAs of a cluster that share one tile's K; their sums are added in order.
-        lead: pairs of steps that the first warpgroup is ahead of the second one, so that one
-            multiplies while the other stores its part of a tile; 0 for none.
         raster_group: token tiles that are walked together: they share weights in L2, and the
             channel tiles that run beside them share activations.
         has_bias: add bias[n].
@@ -79,8 +77,7 @@ class WgmmaGemmConfig:
     stages: int
     cluster: int = 1
     splits: int = 1
-    lead: int = 0
-    raster_group: int = 32
+    raster_group: int = 8
     has_bias: bool = False
     has_alpha: bool = False
     use_pdl: bool = False
@@ -259,8 +256,6 @@ def list_problems(config: WgmmaGemmConfig) -> Iterator[str]:
         yield "a cluster shares activations or splits K, not both"
     if config.has_group_scales and config.tokens > INTEGER_TOKENS:
         yield f"tokens {config.tokens}: a tile of integer products has at most {INTEGER_TOKENS}"
-    if config.has_group_scales and config.lead:
-        yield f"lead {config.lead}: warpgroups of integer products start together; take 0"
     if config.splits > 1 and config.tokens > SPLIT_TOKENS:
         yield f"tokens {config.tokens}: with split K a tile has at most {SPLIT_TOKENS}"
     unit = 8 * config.cluster
@@ -269,8 +264,6 @@ def list_problems(config: WgmmaGemmConfig) -> Iterator[str]:
             f"tokens {config.tokens}: wanted a multiple of {unit} up to 256, eight for each of the "
             f"{config.cluster} CTAs that share them"
         )
-    if not 0 <= 2 * config.lead < config.stages:
-        yield f"lead {config.lead}: takes two slots each of {config.stages}, and one more"
     if config.stages < 2:
         yield f"stages {config.stages}: a ring has two slots at least"
 

@@ -169,20 +169,35 @@ class TileEpilogue(TracedRecord):
         part = (2 * warp + matrix % 2) ^ row
         address = staging + (8 * (matrix // 2) + row) * ROW_BYTES + part * 16
         first = chunk * storage.chunk_tokens
+        scales = self.load_token_scales(first, storage.chunk_tokens)
         for token in range(0, storage.chunk_tokens, 16):
-            words = self.finish(accumulator, factors, first + token)
+            words = self.finish(accumulator, factors, first + token, scales[token // 8])
             if token + 8 < storage.chunk_tokens:
-                words += self.finish(accumulator, factors, first + token + 8)
+                words += self.finish(
+                    accumulator, factors, first + token + 8, scales[token // 8 + 1]
+                )
                 stmatrix_x4_trans(address + token * ROW_BYTES, tuple(words))
             else:
                 stmatrix_x2_trans(address + token * ROW_BYTES, tuple(words))
 
-    def finish(self, accumulator: Any, factors: ThreadFactors, token: int) -> list[Uint32]:
-        """Return the rounded pairs of channels g and g + 8 of eight tokens from `token` on."""
-        tokens: tuple[Float32, ...] | None = None
-        if self.factors.token_scale is not None:
-            place = self.warpgroup * self.config.tokens + token + 2 * (self.thread % 4)
-            tokens = ld_shared_f32_vector(self.buffers.token_scales.toint() + place * 4, 2)
+    def load_token_scales(self, first: int, count: int) -> list[Any]:
+        """Return this thread's two token scales of each eight tokens; None where there are none.
+
+        All are read before the first is used: one after the other, each would be waited for.
+        """
+        if self.factors.token_scale is None:
+            return [None] * (count // 8)
+        start = self.warpgroup * self.config.tokens + first + 2 * (self.thread % 4)
+        address = self.buffers.token_scales.toint() + start * 4
+        return [ld_shared_f32_vector(address + token * 4, 2) for token in range(0, count, 8)]
+
+    def finish(
+        self, accumulator: Any, factors: ThreadFactors, token: int, tokens: Any
+    ) -> list[Uint32]:
+        """Return the rounded pairs of channels g and g + 8 of eight tokens from `token` on.
+
+        `tokens` are the scales of this thread's two of them, or None.
+        """
         convert = cvt_rn_bf16x2_f32 if self.config.out_dtype == "bfloat16" else cvt_rn_f16x2_f32
         words = []
         for half in range(2):

@@ -110,6 +110,17 @@ class IntegerMultiplyRole(MultiplyRole):
             position = following
         return position
 
+    @cute.jit
+    def multiply_chunks(self, position: RingPosition) -> RingPosition:
+        """Add all low-rank chunks of a tile; return the position behind them."""
+        for _ in cutlass.range(self.work.k.num_chunks, unroll=1):
+            self.work.ring.wait_full(position)
+            self.multiply_chunk(position)
+            wait_for_products(0, self.accumulator)
+            self.release(position)
+            position = position.next()
+        return position
+
     def prepare(self, position: RingPosition, group: int) -> None:
         """Read and decode a group's codes into its operand, and read its scales."""
         slot_bytes = plan_storage(self.config).weight_slot_bytes

@@ -8,8 +8,9 @@ product and never to shared memory. One tile is 128 channels by `tokens` tokens:
     warpgroups           -> scale, bias -> staging -> TMA store
 
 While one step's products run, a warpgroup reads and decodes the next step's weights into the other
-half of its operand registers. Low-rank chunks come last through the same slots into the same
-accumulator. docs/kernels/gemm_w4_wgmma.md has the barrier table and the figures.
+half of its operand registers; while a tile's last products run, the next tile's first weights.
+Low-rank chunks come last, through the same slots into the same accumulator.
+docs/kernels/gemm_w4_wgmma.md has the barrier table and the figures.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32
+from cutlass import Int32
 
 from halfbyte.device.cluster_fragments import FragmentSum
 from halfbyte.device.memory_access import ld_shared_v4
@@ -68,8 +69,7 @@ from halfbyte.kernels.gemm_w4_wgmma.work import Work, split_k
 
 LOAD_WARP = 0
 INSTRUCTIONS = 4  # of a step
-LEAD_BARRIER = 3  # named barrier of both consumer warpgroups; the epilogue has 1 and 2
-CONSUMER_THREADS = 256
+CHUNK_INSTRUCTIONS = 2  # of a low-rank chunk
 LORA_BLOCK_WARPGROUP_BYTES = WARPGROUP_CHANNELS * 16 * 2  # of one instruction
 
 
@@ -109,39 +109,30 @@ class MultiplyRole(TracedRecord):
         """Multiply and store every tile."""
         position = RingPosition.consumer(self.config.stages)
         tile = self.work.scheduler.start()
-        signal_pair = Int32(-1)
-        if cutlass.const_expr(self.config.lead > 0):
-            signal_pair = self.start_apart()
+        token_tile, group = tile.place
+        self.prepare_tile(position)
         while tile.is_valid:
-            token_tile, group = tile.place
-            factors = epilogue.load_factors(token_tile, group)
-            position = self.multiply_tile(position, signal_pair)
-            signal_pair = Int32(-1)
+            place = token_tile, group
+            factors = epilogue.load_factors(*place)
+            position = self.multiply_blocks(position)
             if cutlass.const_expr(self.config.lora_dtype is not None):
                 position = self.multiply_chunks(position)
-            epilogue.store_tile(self.accumulator, factors, token_tile, group)
             tile = tile.next()
+            following = position.next()
+            if tile.is_valid:  # while the last products run
+                token_tile, group = tile.place
+                self.prepare_tile(following)
+            wait_for_products(0, self.accumulator)
+            self.release(position)
+            epilogue.store_tile(self.accumulator, factors, *place)
+            position = following
         epilogue.finish_role()
 
-    @cute.jit
-    def start_apart(self) -> Int32:
-        """Hold the second warpgroup back; return the pair of steps after which the first signals.
-
-        From then on each is alone with the tensor cores while the other one stores.
-        """
-        signal_pair = Int32(-1)
-        if self.warpgroup == 0:
-            signal_pair = cutlass.min(Int32(self.config.lead), (self.num_steps - 1) // 2) - 1
-        else:
-            cute.arch.barrier(barrier_id=LEAD_BARRIER, number_of_threads=CONSUMER_THREADS)
-        self.signal_if((self.warpgroup == 0) & (signal_pair == -1))  # a tile of one pair
-        return signal_pair
-
-    @cute.jit
-    def signal_if(self, is_time: Boolean) -> None:
-        """Let the second warpgroup start."""
-        if is_time:
-            cute.arch.barrier_arrive(barrier_id=LEAD_BARRIER, number_of_threads=CONSUMER_THREADS)
+    def prepare_tile(self, position: RingPosition) -> None:
+        """Read and decode a tile's first step into the first operand."""
+        self.work.ring.wait_full(position)
+        self.load_words(position, 0)
+        self.decoder.decode(self.words, self.operands[0], 0)
 
     @property
     def num_steps(self) -> Int32:
@@ -149,32 +140,26 @@ class MultiplyRole(TracedRecord):
         return self.work.k.num_blocks * (BLOCK_K // self.decoder.columns)
 
     @cute.jit
-    def multiply_tile(self, position: RingPosition, signal_pair: Int32) -> RingPosition:
-        """Multiply all main blocks of a tile; return the position behind them.
+    def multiply_blocks(self, position: RingPosition) -> RingPosition:
+        """Multiply all main blocks of a tile that is prepared; return the last one's position.
 
         Steps go in pairs, one for each operand. The last pair, or the last step where their number
-        is odd, has no next step to read. After pair number `signal_pair` the other warpgroup may
-        start.
+        is odd, has no next step to read. The last step is still running afterwards, unless it has
+        the first operand, which the next tile is prepared in.
         """
         num_steps = self.num_steps
-        self.work.ring.wait_full(position)
-        self.load_words(position, 0)
-        self.decoder.decode(self.words, self.operands[0], 0)
         previous = position
         num_pairs = (num_steps - 1) // 2
         for pair in cutlass.range(num_pairs, unroll=1):
             position, previous = self.step(0, position, previous, pair)
             position, previous = self.step(1, position, previous, Int32(1))
-            if cutlass.const_expr(self.config.lead > 0):
-                self.signal_if(pair == signal_pair)
         if num_steps % 2 == 0:
             position, previous = self.step(0, position, previous, num_pairs)
             self.last_step(1, position, previous, Int32(1))
         else:
             self.last_step(0, position, previous, num_pairs)
-        wait_for_products(0, self.accumulator)
-        self.release(position)
-        return position.next()
+            wait_for_products(0, self.accumulator)
+        return position
 
     @cute.jit
     def step(
@@ -262,31 +247,39 @@ class MultiplyRole(TracedRecord):
 
     @cute.jit
     def multiply_chunks(self, position: RingPosition) -> RingPosition:
-        """Add all low-rank chunks of a tile; return the position behind them."""
-        operand = self.operands[0]
+        """Add all low-rank chunks of a tile; return the last slot's position.
+
+        Products of the slot at `position` may be running; those of the last chunk are, afterwards.
+        """
         for _ in cutlass.range(self.work.k.num_chunks, unroll=1):
-            self.work.ring.wait_full(position)
-            blocks = lora_blocks_address(self.config, self.buffers, position.index)
-            for index in cutlass.range_constexpr(2):
-                place = blocks + (2 * index + self.warpgroup) * LORA_BLOCK_WARPGROUP_BYTES
-                words = ld_shared_v4(place + self.thread * 16)
-                for word in cutlass.range_constexpr(4):
-                    operand[4 * index + word] = words[word]
-            descriptor = make_descriptor(self.slot_address(position), CHUNK_ROW_BYTES)
-            fence_products(operand)
-            for index in cutlass.range_constexpr(2):
-                multiply_from_registers(
-                    self.accumulator,
-                    tuple(operand[4 * index + word] for word in range(4)),
-                    descriptor + STEP_UNITS * index,
-                    Int32(1),
-                    self.config.lora_dtype,
-                )
-            commit_products()
+            following = position.next()
+            self.work.ring.wait_full(following)
             wait_for_products(0, self.accumulator)
             self.release(position)
-            position = position.next()
+            self.multiply_chunk(following)
+            position = following
         return position
+
+    def multiply_chunk(self, position: RingPosition) -> None:
+        """Issue the products of one low-rank chunk, from the second operand's registers."""
+        operand = self.operands[1]
+        blocks = lora_blocks_address(self.config, self.buffers, position.index)
+        for index in range(CHUNK_INSTRUCTIONS):
+            place = blocks + (2 * index + self.warpgroup) * LORA_BLOCK_WARPGROUP_BYTES
+            words = ld_shared_v4(place + self.thread * 16)
+            for word in range(4):
+                operand[4 * index + word] = words[word]
+        descriptor = make_descriptor(self.slot_address(position), CHUNK_ROW_BYTES)
+        fence_products(operand)
+        for index in range(CHUNK_INSTRUCTIONS):
+            multiply_from_registers(
+                self.accumulator,
+                tuple(operand[4 * index + word] for word in range(4)),
+                descriptor + STEP_UNITS * index,
+                Int32(1),
+                self.config.lora_dtype,
+            )
+        commit_products()
 
 
 class GemmTensors(NamedTuple):
