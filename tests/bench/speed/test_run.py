@@ -171,6 +171,15 @@ def test_a_gpu_in_an_error_ends_the_run_and_the_case_is_named() -> None:
         measure_shape(make_bench(BrokenDevice()), "linear", SHAPE, {"refused": make_refused})
 
 
+def test_a_gpu_that_fails_during_the_timing_is_no_defect_of_ours_and_the_case_is_named() -> None:
+    class FailingDevice(FakeDevice):
+        def time_replays(self, graph, untimed, timed, while_busy):  # type: ignore[no-untyped-def]
+            raise RuntimeError("CUDA error: unspecified launch failure\nmore")
+
+    with pytest.raises(HalfbyteError, match=r"cublas the last: CUDA error: unspecified launch"):
+        measure_shape(make_bench(FailingDevice()), "linear", SHAPE, {"cublas": make_cublas})
+
+
 def make_result() -> SpeedResult:
     cases = {"cublas": make_cublas, "cublas_lora": make_cublas_lora, "wrong": make_wrong}
     rows = measure_shape(make_bench(), "linear", SHAPE, cases)

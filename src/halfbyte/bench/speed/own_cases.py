@@ -149,11 +149,12 @@ class OwnLaunches:
         gemm_source: what was chosen for it.
         y: [M, N].
         moved_bytes: of one GEMM, read and written.
-        expect: what y must be.
+        act: what the quantizer wrote.
     """
 
     one: _OwnLinear
     operands: Operands
+    act: Operands
     quantize: tuple[Launch, ...]
     gemm_tensors: tuple[torch.Tensor, ...]
     gemm_source: KernelSource
@@ -161,9 +162,9 @@ class OwnLaunches:
     moved_bytes: int
 
     def expect(self) -> Expected:
-        """Return y and what it must be."""
-        own = self.one.own
-        wanted = define_output(self.operands["x"], self.one.linear, own)
+        """Return y and what it must be for the codes that the GEMM is given."""
+        own, quantized = self.one.own, self.one.decode_codes(self.act)
+        wanted = define_output(self.operands["x"], self.one.linear, own, quantized)
         return Expected("y", self.y, wanted, own.limit, own.element_limit)
 
 
@@ -182,6 +183,7 @@ def record_own(problem: Problem, own: OwnMode, like: OwnLaunches | None = None) 
     return OwnLaunches(
         one=one,
         operands=given,
+        act=act,
         quantize=tuple(launch.launch for launch in quantize),
         gemm_tensors=tensors,
         gemm_source=source,

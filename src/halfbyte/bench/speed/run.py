@@ -93,9 +93,23 @@ def measure_shape(
             prepared[name] = one
         rows[name] = one.row if isinstance(one, _Prepared) else one
     launches = {name: one.sets.launches for name, one in prepared.items()}
-    timings = measure_cases(launches, bench.device, bench.protocol, bench.read_sensors)
-    for name, one in prepared.items():
-        rows[name] = _check_after(bench, replace(one.row, timing=timings[name]), one)
+    current = "none"
+
+    def follow(name: str) -> None:
+        nonlocal current
+        current = name
+
+    try:
+        timings = measure_cases(
+            launches, bench.device, bench.protocol, bench.read_sensors, report=follow
+        )
+        for name, one in prepared.items():
+            rows[name] = _check_after(bench, replace(one.row, timing=timings[name]), one)
+    except RuntimeError as failure:  # a kernel's failure is told at a later call
+        raise HalfbyteError(
+            f"{kind} {shape}: the GPU failed while cases were timed, {current} the last: "
+            f"{_first_line(failure)}; rows of the shapes before it are written"
+        ) from failure
     bench.say(f"{kind} {shape}: {len(timings)} cases, {time.perf_counter() - started:.1f} s")
     del problem, launches, prepared
     gc.collect()

@@ -66,7 +66,7 @@ def measure_cases(
         device: where they run.
         protocol: how often and how long.
         read_sensors: reads the GPU while it is busy.
-        report: called with the name of each case before its graph is made.
+        report: called with the name of each case before its graph is made and at each visit.
     """
     visited = {}
     for name, launches in cases.items():
@@ -75,6 +75,7 @@ def measure_cases(
     for visit in range(protocol.visits):
         names = list(visited) if visit % 2 == 0 else list(reversed(visited))
         for name in names:
+            report(name)
             _visit(visited[name], device, protocol, read_sensors)
     return {
         name: CaseTiming(tuple(one.samples_us), one.calls, one.sets, summarize(one.readings))
