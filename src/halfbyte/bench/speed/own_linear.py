@@ -123,10 +123,18 @@ def quantize_input(x: torch.Tensor, linear: QuantizedLinear, own: OwnMode) -> to
         shifted = shifted * (1.0 / linear.smooth.float())
     amax = shifted.abs().amax(dim=1, keepdim=True)
     if own.mode == "fp8":
-        scale = round_up_to_power(amax / _LARGEST_E4M3)
+        scale = round_up_to_power(divide(amax, _LARGEST_E4M3))
         return (shifted / scale).to(torch.float8_e4m3fn).double() * scale
-    scale = torch.where(amax == 0, torch.ones_like(amax), amax / _LARGEST_INT8)
+    scale = torch.where(amax == 0, torch.ones_like(amax), divide(amax, _LARGEST_INT8))
     return torch.round(shifted / scale).double() * scale
+
+
+def divide(values: torch.Tensor, divisor: float) -> torch.Tensor:
+    """Return float32 quotients, each rounded once.
+
+    On a GPU torch multiplies by the reciprocal of a number; by a tensor it divides.
+    """
+    return values / torch.full_like(values, divisor)
 
 
 def decode_hopper_act(codes: torch.Tensor, scales: torch.Tensor, own: OwnMode) -> torch.Tensor:
