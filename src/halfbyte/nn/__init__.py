@@ -3,6 +3,7 @@
 from halfbyte.checkpoints.key_map import KeyMap
 from halfbyte.nn.load_checkpoint import load
 from halfbyte.nn.model_file import load_model, save_model
+from halfbyte.nn.offload import offload_weights
 from halfbyte.nn.placement_report import LayerPlacement, describe_placement
 from halfbyte.nn.quantize_model import quantize_model
 from halfbyte.nn.report import LinearReport, QuantizationReport
@@ -17,6 +18,7 @@ __all__ = [
     "describe_placement",
     "load",
     "load_model",
+    "offload_weights",
     "quantize_model",
     "save_model",
     "set_backend",

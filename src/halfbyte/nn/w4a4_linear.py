@@ -234,7 +234,7 @@ class W4A4Linear(nn.Module):
                 f"x: shape {tuple(x.shape)}, wanted [..., {self.in_features}] (in_features)"
             )
         rows = x.unsqueeze(0) if x.ndim == 1 else x.flatten(0, -2)
-        parts, spec = self._parts(), self.spec.encode()
+        parts, spec = self.list_running_parts(), self.spec.encode()
         y: torch.Tensor = w4a4_linear(rows, parts, spec, self.backend, "none", self.mode)
         return y.reshape(*x.shape[:-1], self.out_features)
 
@@ -251,19 +251,21 @@ class W4A4Linear(nn.Module):
             parts = (getattr(self, name) for name in _CASTABLE)
             dtypes = [part.dtype for part in parts if part is not None]
             dtype = next((one for one in dtypes if one != torch.float32), torch.bfloat16)
-        return plan_call(self._parts(), self.spec, (tokens, dtype), self.backend, self.mode)
+        return plan_call(
+            self.list_running_parts(), self.spec, (tokens, dtype), self.backend, self.mode
+        )
 
     def prepare(self, x: torch.Tensor) -> PreparedLinear:
         """Return this layer bound to x [M, K] on a GPU, run once; see `ops.prepare_linear`.
 
         For buffers that stay: `launch()` takes the host a few microseconds.
         """
-        return prepare_linear(x, self._parts(), self.spec.encode(), self.mode)
+        return prepare_linear(x, self.list_running_parts(), self.spec.encode(), self.mode)
 
     @property
     def placed_bytes(self) -> int:
         """Bytes that what GPUs read takes beside the buffers, all modes; 0 before a call."""
-        return count_placed_bytes(self._parts())
+        return count_placed_bytes(self.list_running_parts())
 
     def get_extra_state(self) -> torch.Tensor:
         """Return the format text as uint8, so that a state holds nothing but tensors."""
@@ -294,8 +296,8 @@ class W4A4Linear(nn.Module):
         parts = (getattr(self, name) for name in PART_NAMES)
         return [self._absent if part is None else part for part in parts]
 
-    def _parts(self) -> list[torch.Tensor]:
-        """Return the parts that run: those of the module with the adapters' ranks."""
+    def list_running_parts(self) -> list[torch.Tensor]:
+        """Return the parts that run, as `ops` take them: with the ranks of adapters."""
         parts = self._own_parts()
         if self.adapted_down is not None and self.adapted_up is not None:
             parts[_LORA_DOWN], parts[_LORA_UP] = self.adapted_down, self.adapted_up
@@ -316,7 +318,7 @@ class W4A4Linear(nn.Module):
                 )
             return result
 
-        forget_placed(self._parts())
+        forget_placed(self.list_running_parts())
         super()._apply(apply, recurse)  # type: ignore[no-untyped-call]  # torch gives it no types
         return self
 
@@ -340,7 +342,7 @@ class W4A4Linear(nn.Module):
         if problems:
             error_msgs.extend(problems)
             return
-        forget_placed(self._parts())
+        forget_placed(self.list_running_parts())
         super()._load_from_state_dict(state_dict, prefix, *arguments)
         restack(self)
         if self.weight_data.is_meta:

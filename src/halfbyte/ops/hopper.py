@@ -199,7 +199,7 @@ def run_linear(
     if isinstance(placed, DenseLinear):
         return multiply_dense(x, placed)
     act = quantize_input(x, placed, backend)
-    return multiply_input(act, placed, x.dtype, backend)
+    return _multiply(act, placed, x.dtype, backend)
 
 
 def quantize_input(x: torch.Tensor, placed: PlacedWgmmaLinear, backend: Backend) -> WgmmaInput:
@@ -309,6 +309,12 @@ def multiply_input(
     """
     check_kernel_dtype("out_dtype", out_dtype)
     _check_input_fits(act, placed)
+    return _multiply(act, placed, out_dtype, backend)
+
+
+def _multiply(
+    act: WgmmaInput, placed: PlacedWgmmaLinear, out_dtype: torch.dtype, backend: Backend
+) -> torch.Tensor:
     m, n = act.codes.shape[0], placed.out_features
     if m == 0 or n == 0:
         return act.codes.new_empty((m, n), dtype=out_dtype)

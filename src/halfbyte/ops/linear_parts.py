@@ -168,6 +168,12 @@ def _check_factors(lora_down: torch.Tensor, lora_up: torch.Tensor, shape: tuple[
         )
 
 
+def is_offloaded(parts: Sequence[torch.Tensor]) -> bool:
+    """Return whether the weight of a linear is on the CPU and all its other parts are on a GPU."""
+    weights = all(part.device.type == "cpu" for part in parts[:2])
+    return weights and all(part.device.type == "cuda" for part in parts[2:])
+
+
 def is_present(part: torch.Tensor) -> bool:
     """Return whether an optional part is there; an empty one changes no result."""
     return part.numel() > 0

@@ -16,9 +16,15 @@ from typing import Any, Final, Protocol, TypeVar
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from halfbyte.errors import UnsupportedHardwareError
+from halfbyte.errors import FormatError, UnsupportedHardwareError
 from halfbyte.formats.quantized_linear import QuantizedLinear
-from halfbyte.ops.linear_parts import PART_NAMES, LinearSpec, is_present, make_linear
+from halfbyte.ops.linear_parts import (
+    PART_NAMES,
+    LinearSpec,
+    is_offloaded,
+    is_present,
+    make_linear,
+)
 
 
 class Placement(Protocol):
@@ -118,14 +124,27 @@ def find_placed(
         linear = make_linear([parts[0].data, *parts[1:]], spec)
         if kept is None or not kept.is_of(parts, spec):
             old = kept
-            references = tuple(
-                weakref.ref(part) if is_present(part) else None for part in parts[1:]
-            )
-            kept = _placed[parts[0]] = _Placements(references, _read_versions(parts), spec)
+            kept = _placed[parts[0]] = _make_entry(parts, spec)
             if old is not None and old.differs_in_low_rank_alone(kept):
                 kept.outdated = old.outdated | old.by_placer
+        if placer not in kept.outdated:
+            _check_not_offloaded(parts, placer)
         placed = _make_placed(kept, placer, linear)
         return placed
+
+
+def _check_not_offloaded(parts: Sequence[torch.Tensor], placer: Placer[Any]) -> None:
+    if is_offloaded(parts):
+        raise FormatError(
+            f"weight_data is on {parts[0].device}, offloaded, and nothing is placed for {placer}: "
+            f"bring it back with module.to({str(parts[2].device)!r}), run the layer so, and "
+            "offload it again"
+        )
+
+
+def _make_entry(parts: Sequence[torch.Tensor], spec: LinearSpec) -> _Placements:
+    references = tuple(weakref.ref(part) if is_present(part) else None for part in parts[1:])
+    return _Placements(references, _read_versions(parts), spec)
 
 
 def _make_placed(kept: _Placements, placer: Placer[Any], linear: QuantizedLinear) -> Any:
@@ -146,6 +165,16 @@ def forget_placed(parts: Sequence[torch.Tensor]) -> None:
     """Drop the placements of a linear, whose tensors were written."""
     with _lock:
         _placed.pop(parts[0], None)
+
+
+def rekey_placed(parts: Sequence[torch.Tensor], moved: Sequence[torch.Tensor]) -> None:
+    """Let the placements of a linear be those of `moved`, the same numbers in other memory."""
+    with _lock:
+        kept = _placed.pop(parts[0], None)
+        if kept is not None:
+            entry = _make_entry(moved, kept.spec)
+            entry.by_placer, entry.outdated = kept.by_placer, kept.outdated
+            _placed[moved[0]] = entry
 
 
 def count_placed_bytes(parts: Sequence[torch.Tensor]) -> int:
