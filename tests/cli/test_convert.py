@@ -45,6 +45,10 @@ def test_a_conversion_is_proved_and_described(tmp_path: Path, capsys: Capture) -
     assert found["report"]["verified"] is None
     assert json.loads(Path(found["report_path"]).read_text()) == found["report"]
     assert run("diff", source, tmp_path / "b") == 0
+    assert run("convert", source, tmp_path / "out", "--to", "modelopt", "--verify") == 0
+    text = " ".join(capsys.readouterr().err.split())
+    assert "already; nothing to do" in text
+    assert "verified: 2 layers bit for bit" in text
 
 
 def test_misuse_exits_2_and_findings_exit_1(tmp_path: Path, capsys: Capture) -> None:

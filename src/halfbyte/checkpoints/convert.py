@@ -18,6 +18,12 @@ from halfbyte.checkpoints.conversion_plan import (
     plan_conversion,
 )
 from halfbyte.checkpoints.family import Family
+from halfbyte.checkpoints.finished_conversion import (
+    REPORT_KIND,
+    is_finished,
+    list_made_files,
+    make_mark,
+)
 from halfbyte.checkpoints.layer_changes import BindChanges, LayerReader, bind_changes
 from halfbyte.checkpoints.open_source import OpenSources
 from halfbyte.checkpoints.registry import Recognised, get_family, recognise
@@ -26,7 +32,7 @@ from halfbyte.checkpoints.unit_converter import ConvertJob, UnitConverter
 from halfbyte.checkpoints.verify import LayerProof, Verification, verify_conversion
 from halfbyte.errors import CheckpointError, UsageError, WorkerError
 from halfbyte.formats.file_target import check_free_space, check_may_replace, check_target
-from halfbyte.formats.output_files import encode_index, encode_report
+from halfbyte.formats.output_files import encode_report
 from halfbyte.formats.safetensors_header import quoted
 from halfbyte.formats.safetensors_writer import write_bytes_atomically
 from halfbyte.formats.side_files import check_unchanged, read_side_file
@@ -76,7 +82,7 @@ class ConvertRequest:
         original: the unquantized model, which decides between possible families by trial.
         verify: whether to prove, layer by layer, that the output means what the source means.
         report: where the JSON report goes; None for beside the target.
-        force: replace a target that holds something else.
+        force: replace a target, also one that is this conversion's finished output.
         workers: processes that convert, None for this one alone.
         merge: what changes the layers on the way (adapters), None for nothing; not with workers.
     """
@@ -104,15 +110,16 @@ class ConvertResult:
     """How a run ended.
 
     Attributes:
-        status: "written", or "already_done" where a run that was killed at its very end had
-            finished.
-        resumed_units: units that an earlier, interrupted run had finished.
+        status: "written", or "already_done" where the target was this conversion's finished output.
+        resumed_units: units that an earlier run had finished.
         report: the report as written; None when already done.
+        verified: the sums of the proof that was asked for; None without one.
     """
 
     status: Literal["written", "already_done"]
     resumed_units: int
     report: dict[str, Any] | None
+    verified: dict[str, Any] | None
 
 
 def convert_checkpoint(
@@ -141,10 +148,11 @@ def convert_checkpoint(
         reader = bind_changes(source, found, target, request.merge)
         plan = plan_conversion(source, reader, request.target)
         fingerprint = plan.make_fingerprint(reader)
-        tensors = {unit.name: plan.tensors_of(unit) for unit in plan.units}
-        if is_output_of(request.target, plan.files, fingerprint, tensors):
-            UnfinishedOutput.remove_leftovers(request.target)
-            return ConvertResult("already_done", len(plan.units), None)
+        if _is_done(request, plan, fingerprint):
+            run = _Run(request, source, reader, plan, on_event, None)
+            verification = run.read_again(request.target)
+            proof = None if verification is None else verification.describe()
+            return ConvertResult("already_done", len(plan.units), None, proof)
         check_may_replace(request.target, plan.is_directory, request.force, "this conversion")
         if not os.path.lexists(get_unfinished_folder(request.target)):
             check_free_space(request.target, plan.output_bytes)
@@ -164,6 +172,16 @@ def convert_checkpoint(
             except Exception:
                 output.discard()
                 raise
+
+
+def _is_done(request: ConvertRequest, plan: ConversionPlan, fingerprint: str) -> bool:
+    """Return whether the target is the output already; put what a killed run left away then."""
+    tensors = {unit.name: plan.tensors_of(unit) for unit in plan.units}
+    if is_output_of(request.target, plan.files, fingerprint, tensors):
+        UnfinishedOutput.remove_leftovers(request.target)
+        return True
+    places = request.source, request.target, request.report_path
+    return not request.force and is_finished(places, plan, fingerprint, tensors)
 
 
 def _check_merge(request: ConvertRequest) -> None:
@@ -199,12 +217,15 @@ class _Run:
         resumed = self._work_off(output)
         if self.plan.is_directory:
             self._write_side_files(output)
-        verification = self._read_again(output)
+        written = output.folder
+        if not self.plan.is_directory:
+            written /= self.plan.files[0].name
+        verification = self.read_again(written)
         check_unchanged(self.plan.stamps, "converted")
         report = self._make_report(output, verification)
         write_bytes_atomically(self.request.report_path, encode_report(report))
         output.finish(self.plan.is_directory)
-        return ConvertResult("written", resumed, report)
+        return ConvertResult("written", resumed, report, report["verified"])
 
     def _work_off(self, output: UnfinishedOutput) -> int:
         """Convert every unit that is left; return how many were there."""
@@ -246,19 +267,17 @@ class _Run:
             output.file_of(name).write_bytes(name, tensor)
 
     def _write_side_files(self, output: UnfinishedOutput) -> None:
-        files = dict(self.plan.side_files)
+        files = list_made_files(self.plan)
         for name in self.plan.copied_files:
             files[name] = read_side_file(self.request.source, name)
-        if self.plan.index_name is not None:
-            files[self.plan.index_name] = encode_index(self.plan.files)
         for name, data in files.items():
             write_bytes_atomically(output.folder / name, data)
 
-    def _read_again(self, output: UnfinishedOutput) -> Verification | None:
-        """Return the proof, or None; either way the target family must read what was written."""
-        path = output.folder
-        if not self.plan.is_directory:
-            path /= self.plan.files[0].name
+    def read_again(self, path: Path) -> Verification | None:
+        """Return the proof of the output at `path`, or None where none was asked for.
+
+        Either way the target family must read it: CheckpointError.
+        """
         with OpenSources() as sources:
             written = sources.open(path)
             again = self._recognise_written(written, self.plan.target)
@@ -297,7 +316,7 @@ class _Run:
             proof = proofs.get(entry["name"])
             entry["proof"] = None if proof is None else asdict(proof)
         return {
-            "report": "halfbyte convert",
+            "report": REPORT_KIND,
             "report_version": REPORT_VERSION,
             "input": str(self.request.source),
             "output": str(self.request.target),
@@ -318,4 +337,8 @@ class _Run:
             ),
             "copied_files": list(self.plan.copied_files),
             "not_copied": list(self.plan.not_copied),
+            "finished": make_mark(
+                self.plan.make_fingerprint(self.reader),
+                {name: unit.checksum for name, unit in output.finished.items()},
+            ),
         }

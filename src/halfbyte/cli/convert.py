@@ -102,13 +102,19 @@ def _run(request: "ConvertRequest", console: Console) -> dict[str, Any]:
         "peak_rss_bytes": read_peak_memory_bytes(),
         "report_path": str(request.report_path),
         "report": outcome.report,
+        "verified": outcome.verified,
     }
 
 
 def _print_result(result: dict[str, Any], request: "ConvertRequest", console: Console) -> None:
     target, report = _show(str(request.target)), result["report"]
     if report is None:
-        console.print(f"{target} was finished by a run that was killed at its end; nothing to do")
+        console.print(
+            f"{target} is the finished result of this conversion already; nothing to do "
+            "(--force makes it again)"
+        )
+        if result["verified"] is not None:
+            console.print(f"verified: {_describe_proof(result['verified'])}")
         return
     totals, passthrough = report["totals"], report["passthrough"]
     table = Table(show_header=False, title=target, title_justify="left")
@@ -119,7 +125,7 @@ def _print_result(result: dict[str, Any], request: "ConvertRequest", console: Co
     table.add_row("other tensors", f"{passthrough['tensors']}, {passthrough['bytes']:,} bytes")
     for merged in report["merged"]:
         table.add_row("merged", _show(merged))
-    table.add_row("verified", _describe_proof(report["verified"]))
+    table.add_row("verified", _describe_proof(result["verified"]))
     table.add_row("peak memory", f"{result['peak_rss_bytes'] / 1e6:.0f} MB")
     table.add_row("report", _show(result["report_path"]))
     console.print(table)

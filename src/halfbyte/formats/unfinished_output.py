@@ -272,7 +272,26 @@ def is_output_of(
         return False
     lines, _ = read_journal(journal)
     checksums = {line["name"]: line["checksum"] for line in lines[1:]}
-    if not lines or lines[0]["fingerprint"] != fingerprint or checksums.keys() != tensors.keys():
+    if not lines or lines[0]["fingerprint"] != fingerprint:
+        return False
+    return has_checksums(target, files, checksums, tensors)
+
+
+def has_checksums(
+    target: Path,
+    files: Sequence[OutputFile],
+    checksums: Mapping[str, int],
+    tensors: Mapping[str, Sequence[str]],
+) -> bool:
+    """Return whether finished files have the planned headers and sizes, and units these CRC-32s.
+
+    Args:
+        target: a file, or a directory.
+        files: what it consists of.
+        checksums: of the tensors of every unit, as `UnfinishedOutput.measure_checksum`.
+        tensors: names of the output tensors of every unit.
+    """
+    if checksums.keys() != tensors.keys():
         return False
     places = {file.name: target / file.name if target.is_dir() else target for file in files}
     try:
@@ -291,7 +310,8 @@ def _measure_units(
         for file in files:
             opened = open_regular_file(places[file.name])
             stream: BinaryIO = stack.enter_context(os.fdopen(opened, "rb"))
-            if stream.read(len(file.prefix)) != file.prefix:
+            is_whole = os.fstat(opened).st_size == file.layout.file_bytes
+            if not is_whole or stream.read(len(file.prefix)) != file.prefix:
                 return {}
             streams |= {name: (stream, entry) for name, entry in file.layout.tensors.items()}
         for unit, names in tensors.items():
