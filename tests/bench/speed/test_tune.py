@@ -31,6 +31,18 @@ def make_gpu_bench(device: FakeDevice, said: list[str]) -> Bench:
     return replace(make_bench(device), place=torch.device("cuda"), say=said.append)
 
 
+def make_request(shape: LinearShape, *, use_pdl: bool = True) -> WgmmaGemmRequest:
+    return WgmmaGemmRequest(
+        *(shape.m, shape.n, shape.k, shape.rank),
+        mode="fp8",
+        weight="e2m1",
+        out_dtype="bfloat16",
+        lora_dtype="bfloat16",
+        has_bias=True,
+        use_pdl=use_pdl,
+    )
+
+
 def list_two(request: WgmmaGemmRequest) -> list[WgmmaGemmConfig]:
     config = replace(choose_config(request), stages=4, splits=1)
     illegal = replace(config, stages=999)
@@ -47,6 +59,8 @@ def test_the_fastest_candidate_is_kept_with_what_it_took(
     choice = choices[0]
     assert (choice.m, choice.n, choice.k, choice.rank) == (5, 256, 256, 16)
     assert (choice.mode, choice.weight, choice.tokens, choice.splits) == ("fp8", "e2m1", 16, 1)
+    config = list_two(make_request(SHAPE))[0]
+    assert all(getattr(config, name) == value for name, value in choice.extra.items())
     assert choice.gemm_us == choice.bf16_us == pytest.approx(500.0)
     assert choice.gpu == torch.cuda.get_device_name()
     assert said[-1].startswith("fp8 5x256x256x16: 16 tokens")
@@ -73,13 +87,5 @@ def test_all_candidates_of_a_tuning_are_among_its_sources() -> None:
     assert refusals == {}
     configs = {source.config for source in sources if source.name == tune.TUNED_KERNEL}
     chosen = next(config for config in configs if isinstance(config, WgmmaGemmConfig))
-    product = WgmmaGemmRequest(
-        *(SHAPE.m, SHAPE.n, SHAPE.k, SHAPE.rank),
-        mode="fp8",
-        weight="e2m1",
-        out_dtype="bfloat16",
-        lora_dtype="bfloat16",
-        has_bias=True,
-        use_pdl=chosen.use_pdl,
-    )
+    product = make_request(SHAPE, use_pdl=chosen.use_pdl)
     assert set(list_candidates(product)) <= configs

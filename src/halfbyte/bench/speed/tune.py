@@ -1,7 +1,8 @@
 """Times every candidate configuration of the Hopper GEMM and keeps the fastest right one."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 import torch
 
@@ -103,13 +104,19 @@ def _tune(bench: Bench, problem: Problem, own: OwnMode, gpu: str) -> TunedChoice
         stages=config.stages,
         cluster=config.cluster,
         splits=config.splits,
-        raster_group=config.raster_group,
         gemm_us=round(final[_BEST].median_us, 3),
         quantize_us=round(final["quantize"].median_us, 3),
         total_us=round(total_us, 3),
         bf16_us=round(bf16_us, 3),
         fastest=choose_fastest(total_us, bf16_us),
+        extra=_list_extra(config),
     )
+
+
+def _list_extra(config: WgmmaGemmConfig) -> dict[str, Any]:
+    """Return what a configuration fixes beside the request and the columns of the table."""
+    named = {field.name for record in (WgmmaGemmRequest, TunedChoice) for field in fields(record)}
+    return {name: value for name, value in asdict(config).items() if name not in named}
 
 
 def _list_right(

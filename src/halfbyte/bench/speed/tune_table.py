@@ -7,7 +7,7 @@ without the quantizer, and whether torch's 16-bit product of the merged weight w
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -23,10 +23,11 @@ class TunedChoice:
     Attributes:
         gpu: `torch.cuda.get_device_name()`.
         mode, weight, out_dtype, m, n, k, rank: the product; with `gpu` they name the line.
-        tokens, stages, cluster, splits, raster_group: of the fastest configuration.
+        tokens, stages, cluster, splits: of the fastest configuration.
         gemm_us: the GEMM alone. quantize_us: the quantizer alone. total_us: both, one after the
             other. bf16_us: torch's product of the merged weight in 16 bits.
         fastest: "kernel", or "bf16" where total_us is larger than bf16_us.
+        extra: all else that the configuration chose, by its field's name.
     """
 
     gpu: str
