@@ -98,6 +98,22 @@ def max_magnitude_f32(a: Float32, b: Float32) -> Float32:
     return emit_ptx(text, (Float32,), (a, b))
 
 
+def max_f32(a: Float32, b: Float32) -> Float32:
+    """Return the larger one; of a NaN and a number the number."""
+    return emit_ptx("max.f32 $0, $1, $2;", (Float32,), (a, b))
+
+
+def min_f32(a: Float32, b: Float32) -> Float32:
+    """Return the smaller one; of a NaN and a number the number."""
+    return emit_ptx("min.f32 $0, $1, $2;", (Float32,), (a, b))
+
+
+def min_magnitude_f32(a: Float32, b: Float32) -> Float32:
+    """Return the smaller one of |a| and b; b for a NaN."""
+    text = "{ .reg .f32 magnitude; abs.f32 magnitude, $1; min.f32 $0, magnitude, $2; }"
+    return emit_ptx(text, (Float32,), (a, b))
+
+
 def max_u32(a: Uint32, b: Uint32) -> Uint32:
     """Return the larger one, unsigned."""
     return emit_ptx("max.u32 $0, $1, $2;", (Uint32,), (a, b))

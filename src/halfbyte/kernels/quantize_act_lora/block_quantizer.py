@@ -180,10 +180,34 @@ def choose_dynamic_global_scale(largest: Uint32) -> Float32:
     return mov_b32_to_f32(cutlass.select_(largest == Uint32(0), Uint32(0x3F800000), floored))
 
 
-def quantize_values(
-    values: list[Any], signs: list[Any], divisors: Divisors, config: QuantizeConfig
-) -> Quantized:
-    """Return the codes and the block scale of sixteen values of one row.
+@dataclass(frozen=True)
+class ScaledBlock:
+    """Sixteen values of one row divided by the scale of their block.
+
+    Attributes:
+        values: sixteen float32, not rounded to elements yet.
+        scale: of the block.
+        magnitude: bits of the block's largest |z|, NaN above infinity above numbers.
+        largest: bits of the amax that made the scale.
+        are_tame: of the divisors, None without reciprocals.
+    """
+
+    values: list[Any]
+    scale: BlockScale
+    magnitude: Uint32
+    largest: Uint32
+    are_tame: Boolean | None
+
+    @property
+    def is_spoilt(self) -> Boolean:
+        """Whether the block holds a NaN or an infinity."""
+        return self.magnitude >= Uint32(_INFINITY)
+
+
+def scale_values(
+    values: list[Any], signs: list[Any], divisors: Divisors, config: Any
+) -> ScaledBlock:
+    """Return sixteen values of one row divided by their block's scale.
 
     The lanes of a block are neighbours, and all lanes of the warp take part.
 
@@ -191,7 +215,7 @@ def quantize_values(
         values: sixteen float32 z.
         signs: numbers with the signs of z: dividing by reciprocals turns -0.0 into 0.0.
         divisors: with or without reciprocals.
-        config: names the mode.
+        config: names the mode: its `activation` and `block_size`.
     """
     is_fast = divisors.are_tame is not None
     element = config.activation.block_format.element
@@ -210,43 +234,45 @@ def quantize_values(
         scaled = [divide(value, divisor) for value in values]
     if is_fast and element == "e2m1":  # code 8 is -0; integers have no such code
         scaled = [copy_sign(value, sign) for value, sign in zip(scaled, signs, strict=True)]
-    return _finish(scaled, scale, (magnitude, largest), divisors.are_tame, config)
+    return ScaledBlock(scaled, scale, magnitude, largest, divisors.are_tame)
 
 
-def _finish(
-    scaled: list[Any],
-    scale: BlockScale,
-    extremes: tuple[Uint32, Uint32],
-    are_tame: Boolean | None,
-    config: QuantizeConfig,
+def find_exactness(block: ScaledBlock) -> Boolean:
+    """Return whether values are the reference's bits; without reciprocals they always are."""
+    if block.are_tame is None:
+        return Boolean(True)
+    # a block that holds a NaN or an infinity is not exact here
+    low_end, high_end = (_make_power_of_two(exponent) for exponent in _AMAX_RANGE)
+    is_exact = block.are_tame & ((block.largest == Uint32(0)) | (block.largest >= low_end))
+    is_exact = is_exact & (block.magnitude <= high_end)
+    scale = block.scale
+    if not scale.is_reciprocal:
+        factor = mov_b32_to_u32(scale.factor)
+        is_exact = is_exact & (scale.is_zero | _is_between(factor, factor, _DIVISOR_RANGE))
+    return is_exact
+
+
+def quantize_values(
+    values: list[Any], signs: list[Any], divisors: Divisors, config: QuantizeConfig
 ) -> Quantized:
-    """Encode scaled values; `extremes` are the largest |z| and the amax that made the scale."""
-    magnitude, largest = extremes
+    """Return the codes and the block scale of sixteen values of one row; see `scale_values`."""
+    block = scale_values(values, signs, divisors, config)
     block_format = config.activation.block_format
-    halves = scaled[:8], scaled[8:]
+    halves = block.values[:8], block.values[8:]
     if block_format.element == "e2m1":
         low, high = (encode_e2m1x8(half, config.target) for half in halves)
     else:
         low, high = (_encode_integers(half, block_format.element) for half in halves)
-    bits = scale.bits
-    is_empty = scale.is_zero
-    is_exact = Boolean(True)
-    if are_tame is None:
-        is_spoilt = magnitude >= Uint32(_INFINITY)
-        is_empty = is_empty | is_spoilt
-        bits = cutlass.select_(is_spoilt, Uint32(_NAN_SCALES[block_format.scale]), bits)
-    else:  # a block that holds a NaN or an infinity is not exact here
-        low_end, high_end = (_make_power_of_two(exponent) for exponent in _AMAX_RANGE)
-        is_exact = are_tame & ((largest == Uint32(0)) | (largest >= low_end))
-        is_exact = is_exact & (magnitude <= high_end)
-        factor = mov_b32_to_u32(scale.factor)
-        if not scale.is_reciprocal:
-            is_exact = is_exact & (scale.is_zero | _is_between(factor, factor, _DIVISOR_RANGE))
+    bits = block.scale.bits
+    is_empty = block.scale.is_zero
+    if block.are_tame is None:
+        is_empty = is_empty | block.is_spoilt
+        bits = cutlass.select_(block.is_spoilt, Uint32(_NAN_SCALES[block_format.scale]), bits)
     return Quantized(
         low=Uint32(cutlass.select_(is_empty, Uint32(0), low)),
         high=Uint32(cutlass.select_(is_empty, Uint32(0), high)),
         scale=Uint32(bits),
-        is_exact=is_exact,
+        is_exact=find_exactness(block),
     )
 
 
@@ -258,7 +284,7 @@ def _share(value: Any, larger: Any, block_size: int) -> Any:
     return value
 
 
-def _choose_scale(largest: Uint32, divisors: Divisors, config: QuantizeConfig) -> BlockScale:
+def _choose_scale(largest: Uint32, divisors: Divisors, config: Any) -> BlockScale:
     is_zero = largest == Uint32(0)
     block_format = config.activation.block_format
     if block_format.scale == "e8m0":

@@ -38,8 +38,8 @@ CLUSTERS: Final = (1, 2, 4, 8)
 MAX_GROUPS: Final = 16
 MAX_STAGES: Final = 8
 MAX_BLOCKS: Final = 8  # blocks of 64 rows that a thread keeps: 16 registers each
-_BARRIER_BYTES: Final = 1024
-MAXIMA_BUFFERS: Final = 2  # for each warpgroup: a fast CTA is at most one tile ahead
+_BARRIER_BYTES: Final = 896
+_SCRATCH_BYTES: Final = 128  # a word a warp
 
 
 @dataclass(frozen=True)
@@ -169,14 +169,13 @@ class WgmmaQuantizeConfig:
 
     @property
     def maxima_offset(self) -> int:
-        """Where maxima arrive: float32 [warpgroup, buffer, sender, pair of rows, 2]."""
+        """Where maxima arrive: float32 [sender, pair of rows, 2]."""
         return self.sums_offset + 4 * TILE_ROWS * self.rank_tile
 
     @property
     def smooth_offset(self) -> int:
         """Where the slice of smooth lies, float32."""
-        maxima = CONSUMER_WARPGROUPS * MAXIMA_BUFFERS * self.cluster_k * TILE_ROWS * 4
-        return self.maxima_offset + maxima * self.has_token_scale
+        return self.maxima_offset + self.cluster_k * TILE_ROWS * 4 * self.has_token_scale
 
     @property
     def barrier_offset(self) -> int:
@@ -184,9 +183,14 @@ class WgmmaQuantizeConfig:
         return self.smooth_offset + self.blocks * BLOCK_K * 4 * self.has_smooth
 
     @property
+    def scratch_offset(self) -> int:
+        """Where the maxima of warps meet on the way to a dynamic global scale."""
+        return self.barrier_offset + _BARRIER_BYTES
+
+    @property
     def shared_bytes(self) -> int:
         """Shared memory of a CTA."""
-        return self.barrier_offset + _BARRIER_BYTES
+        return self.scratch_offset + _SCRATCH_BYTES
 
     @property
     def kept_registers(self) -> int:

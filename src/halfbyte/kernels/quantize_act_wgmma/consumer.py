@@ -52,12 +52,18 @@ class Consumer(TracedRecord):
     thread: Int32
     place: FragmentPlace
 
-    @cute.jit
-    def take_block(self, words: Any, position: RingPosition) -> RingPosition:
-        """Load this thread's words of the next block, and free its slot."""
-        ring = self.work.x_ring(self.warpgroup)
-        ring.wait_full(position)
+    def take_block(self, words: Any, position: RingPosition) -> None:
+        """Load this thread's words of the next block."""
+        self.work.x_ring(self.warpgroup).wait_full(position)
         read_rows(words, self.work.slot_address(self.warpgroup, position.index), self.place)
+
+    @cute.jit
+    def free_slot(self, position: RingPosition) -> RingPosition:
+        """Let the slot be filled again; to be called when the words were used.
+
+        An arrival does not wait for loads in flight, and TMA does not either.
+        """
+        ring = self.work.x_ring(self.warpgroup)
         cute.arch.sync_warp()
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(ring.empty(position))
@@ -82,29 +88,30 @@ class Consumer(TracedRecord):
         """Return whether a row of the team, from its first one, is one of its rows."""
         return row < self.work.rows.count
 
+    def place_in_exchange(self, tile: Int32) -> tuple[RingPosition, RingPosition]:
+        """Return the positions at which a tile's values are sent and received."""
+        return RingPosition(1, Int32(0), (tile & 1) ^ 1), RingPosition(1, Int32(0), tile & 1)
+
     @cute.jit
     def store_sums(self, tile: Int32, read_multiplier: Any) -> None:
         """Add up this CTA's share of a tile's sums and store them, rounded once.
 
         Args:
-            tile: of the team.
+            tile: of the team, received.
             read_multiplier: returns what a row of the tile is multiplied by, or None.
         """
         work, config = self.work, self.work.config
-        position = RingPosition(1, Int32(0), tile & 1)
-        work.sums.wait(position)
         fours = cutlass.const_expr(config.rank_tile // RANKS_AT_ONCE)
         for first in cutlass.range_constexpr(0, count_items(config), 128):
             item = self.thread + first
             if cutlass.const_expr(first + 128 <= count_items(config)) or (
                 item < count_items(config)
             ):
-                total = work.sums.add_up(item)
-                row = work.sums.rank * config.share + item // fours
+                total = work.exchange.add_up(item)
+                row = work.exchange.rank * config.share + item // fours
                 multiplier = read_multiplier(row)
                 total = [self.finish(value, multiplier) for value in total]
                 self.store_ranks(tile * TILE_ROWS + row, item % fours * RANKS_AT_ONCE, total)
-        work.sums.release(position, self.thread)
 
     def finish(self, value: Float32, multiplier: Any) -> Float32:
         """Return a sum as it is rounded: times the call's factor, by the scale of its row."""

@@ -42,25 +42,12 @@ def make_host_function(
 
     @cute.jit
     def quantize_act_wgmma(
-        x: cute.Tensor,
-        smooth: cute.Tensor | None,
-        lora_down: cute.Tensor | None,
-        act: cute.Tensor,
-        token_scale: cute.Tensor | None,
-        act_group_scale: cute.Tensor | None,
-        lora_act: cute.Tensor | None,
-        mailbox: cute.Tensor | None,
-        scales: GlobalScales,
-        max_clusters: Int32,
-        stream: Any,
+        tensors: Any, scales: GlobalScales, max_clusters: Int32, stream: Any
     ) -> None:
-        tensors = QuantizeTensors(
-            x, smooth, lora_down, act, token_scale, act_group_scale, lora_act, mailbox
-        )
-        program(tensors, scales, max_clusters, stream)
+        program(QuantizeTensors(*tensors), scales, max_clusters, stream)
 
     return quantize_act_wgmma, (
-        *_make_fake_tensors(config),
+        tuple(_make_fake_tensors(config)),
         _make_fake_scales(config),
         Int32(1),
         make_fake_stream(use_tvm_ffi_env_stream=True),

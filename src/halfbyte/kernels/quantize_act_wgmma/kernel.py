@@ -20,6 +20,7 @@ from halfbyte.kernels.quantize_act_lora.amax_pass import (
 )
 from halfbyte.kernels.quantize_act_lora.kernel import GlobalScales
 from halfbyte.kernels.quantize_act_lora.tile_load import Matrix
+from halfbyte.kernels.quantize_act_wgmma.block_rows import BlockConsumer
 from halfbyte.kernels.quantize_act_wgmma.config import (
     BLOCK_K,
     BOX_ROWS,
@@ -32,7 +33,8 @@ from halfbyte.kernels.quantize_act_wgmma.config import (
     TILE_ROWS,
     WgmmaQuantizeConfig,
 )
-from halfbyte.kernels.quantize_act_wgmma.exchange import MaximaExchange, SumExchange
+from halfbyte.kernels.quantize_act_wgmma.consumer import Consumer
+from halfbyte.kernels.quantize_act_wgmma.exchange import TileExchange
 from halfbyte.kernels.quantize_act_wgmma.fragment import ROW_BYTES, make_fragment_place
 from halfbyte.kernels.quantize_act_wgmma.load_roles import LoadRoles
 from halfbyte.kernels.quantize_act_wgmma.token_rows import TokenConsumer
@@ -126,7 +128,7 @@ class QuantizeActWgmma:
             if cutlass.const_expr(config.use_pdl):
                 cute.arch.griddepcontrol_wait()  # its scale may be the previous kernel's
             global_scale = read_global_scale(
-                scales, shared.toint() + config.sums_offset, thread, config
+                scales, shared.toint() + config.scratch_offset, thread, config
             )
             if cutlass.const_expr(has_dynamic_scale(config)):
                 is_first = (thread == 0) & (block == 0) & (rank_tile == 0)
@@ -137,14 +139,14 @@ class QuantizeActWgmma:
         work = Work(
             rows=share_rows(tensors.x.shape[0], block // config.team, ctas // config.team),
             num_rows=Int32(tensors.x.shape[0]),
+            num_columns=Int32(tensors.x.shape[1]),
             first_block=first_block,
             slice=slice_of_k,
             is_writing=rank_tile == 0,
             x_rings=rings[0].barriers,
             lora_barriers=locate_lora_barriers(shared, config),
             shared=shared.toint(),
-            maxima=make_maxima(shared, block % config.cluster_k, config),
-            sums=make_sum_exchange(rings, shared, block % config.cluster_k, config),
+            exchange=make_exchange(rings, shared, block % config.cluster_k, config),
             outputs=make_outputs(tensors, first_block, rank_tile, config),
             factor=scales.lora_act,
             global_scale=divisor,
@@ -174,7 +176,7 @@ def run_roles(
             if cutlass.const_expr(config.use_pdl):
                 cute.arch.griddepcontrol_wait()
             roles.x_role(warp, thread % 32)
-        if cutlass.const_expr(config.rank_tile > 0):
+        if cutlass.const_expr(config.rank_tile > 0):  # noqa: SIM102 - one is compile-time
             if warp == LORA_DOWN_WARP:
                 roles.lora_down_role()
     else:
@@ -183,7 +185,11 @@ def run_roles(
             cute.arch.griddepcontrol_wait()  # act may still be read by the kernel before
         thread_of_warpgroup = thread % 128
         place = make_fragment_place(thread_of_warpgroup)
-        TokenConsumer(work, warp // 4 - 1, thread_of_warpgroup, place).run()
+        if cutlass.const_expr(config.has_token_scale):
+            TokenConsumer(work, warp // 4 - 1, thread_of_warpgroup, place).run()
+        else:
+            consumer = Consumer(work, warp // 4 - 1, thread_of_warpgroup, place)
+            BlockConsumer(consumer, global_scale).run()
 
 
 def has_dynamic_scale(config: WgmmaQuantizeConfig) -> bool:
@@ -199,15 +205,10 @@ def make_rings(shared: Any, config: WgmmaQuantizeConfig) -> tuple[Ring, ...]:
     return (*x_rings, Ring(barriers + CONSUMER_WARPGROUPS * step, 1))
 
 
-def locate_maxima_barriers(shared: Any, config: WgmmaQuantizeConfig) -> Any:
-    """Return the first full barrier of maxima: two for each consumer warpgroup."""
-    barriers = cute.recast_ptr(shared + config.barrier_offset, dtype=Int64)
-    return barriers + CONSUMER_WARPGROUPS * 2 * config.stages + 2
-
-
 def locate_lora_barriers(shared: Any, config: WgmmaQuantizeConfig) -> Any:
     """Return the first full barrier of lora_down: one for each block."""
-    return locate_maxima_barriers(shared, config) + 2 * CONSUMER_WARPGROUPS
+    barriers = cute.recast_ptr(shared + config.barrier_offset, dtype=Int64)
+    return barriers + CONSUMER_WARPGROUPS * 2 * config.stages + 2
 
 
 @cute.jit
@@ -216,11 +217,11 @@ def init_barriers(rings: Any, shared: Any, thread: Int32, config: cutlass.Conste
     if thread == 0:
         for ring in rings[:CONSUMER_WARPGROUPS]:
             ring.init(full_arrivals=1, empty_arrivals=4)
-        rings[CONSUMER_WARPGROUPS].init(full_arrivals=1, empty_arrivals=4 * config.cluster_k)
-        maxima = locate_maxima_barriers(shared, config)
-        count = 2 * CONSUMER_WARPGROUPS + config.blocks
-        for index in cutlass.range_constexpr(count):
-            cute.arch.mbarrier_init(maxima + index, 1)
+        warps = 4 * config.cluster_k
+        rings[CONSUMER_WARPGROUPS].init(full_arrivals=warps, empty_arrivals=warps)
+        lora_barriers = locate_lora_barriers(shared, config)
+        for index in cutlass.range_constexpr(config.blocks):
+            cute.arch.mbarrier_init(lora_barriers + index, 1)
     cute.arch.mbarrier_init_fence()
     cute.arch.sync_threads()
 
@@ -233,31 +234,29 @@ def copy_smooth(
     thread: Int32,
     config: cutlass.Constexpr,
 ) -> None:
-    """Copy the slice of smooth to shared memory; what lies beyond K becomes 0."""
+    """Copy the slice of smooth to shared memory.
+
+    Beyond K lie factors 0, whatever is added to x before, or divisors 1.
+    """
     for item in cutlass.range(thread, config.blocks * BLOCK_K, THREADS, unroll=1):
         column = first_block * BLOCK_K + item
-        value = Float32(0.0)
+        value = Float32(0.0 if config.has_token_scale else 1.0)
         if column < smooth.shape[0]:
             value = ld_global_f32(smooth.iterator.toint() + Int64(column) * 4)
         st_shared_f32(shared + config.smooth_offset + item * 4, value)
 
 
-def make_maxima(shared: Any, rank: Int32, config: WgmmaQuantizeConfig) -> Any:
-    """Return the exchange of maxima of the first consumer warpgroup, None in exact modes."""
-    if not config.has_token_scale:
-        return None
-    barriers = locate_maxima_barriers(shared, config)
-    return MaximaExchange(barriers, shared.toint() + config.maxima_offset, rank, config)
-
-
-def make_sum_exchange(
+def make_exchange(
     rings: tuple[Ring, ...], shared: Any, rank: Int32, config: WgmmaQuantizeConfig
-) -> SumExchange | None:
-    """Return the exchange of sums, None without rank."""
-    if not config.rank_tile:
-        return None
-    return SumExchange(
-        rings[CONSUMER_WARPGROUPS], shared.toint() + config.sums_offset, rank, config
+) -> TileExchange:
+    """Return the exchange with the other CTAs of the cluster."""
+    address = shared.toint()
+    return TileExchange(
+        ring=rings[CONSUMER_WARPGROUPS],
+        maxima=address + config.maxima_offset,
+        sums=address + config.sums_offset,
+        rank=rank,
+        config=config,
     )
 
 

@@ -18,6 +18,7 @@ _MODULES = (
     "halfbyte.device.operand_load",
     "halfbyte.device.packed_words",
     "halfbyte.device.ring_position",
+    "halfbyte.device.scaled_product",
     "halfbyte.device.swizzled_box",
     "halfbyte.device.traced_record",
     "halfbyte.device.warpgroup_product",
@@ -27,10 +28,13 @@ _MODULES = (
     "halfbyte.kernels.quantize_act_lora.block_quantizer",
     "halfbyte.kernels.quantize_act_lora.kernel",
     "halfbyte.kernels.quantize_act_lora.tile_load",
+    "halfbyte.kernels.quantize_act_wgmma.block_rows",
+    "halfbyte.kernels.quantize_act_wgmma.block_values",
     "halfbyte.kernels.quantize_act_wgmma.config",
     "halfbyte.kernels.quantize_act_wgmma.consumer",
     "halfbyte.kernels.quantize_act_wgmma.exchange",
     "halfbyte.kernels.quantize_act_wgmma.fragment",
+    "halfbyte.kernels.quantize_act_wgmma.host",
     "halfbyte.kernels.quantize_act_wgmma.kernel",
     "halfbyte.kernels.quantize_act_wgmma.load_roles",
     "halfbyte.kernels.quantize_act_wgmma.source",
@@ -68,8 +72,8 @@ def list_arguments(config: WgmmaQuantizeConfig) -> tuple[str, ...]:
 def make_source(config: WgmmaQuantizeConfig) -> KernelSource:
     """Return the kernel of a configuration; UsageError where it is not legal.
 
-    What is compiled takes (*ARGUMENTS, scales, max_clusters); what `list_arguments` does not name
-    is None. M = 0 is no launch: the caller returns before.
+    What is compiled takes (tensors, scales, max_clusters), the tensors in a tuple in the order of
+    ARGUMENTS, None for what `list_arguments` does not name. M = 0 is no launch: the caller returns before.
 
         x                [M, K] float16 or bfloat16, rows of any pitch
         smooth           [K] float32: 1 / smooth in fp8 and int8, smooth in the other modes

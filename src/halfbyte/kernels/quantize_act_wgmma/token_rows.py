@@ -1,7 +1,7 @@
 """Consumers of fp8 and int8: a tile's rows stay in registers until their scale is known.
 
     for each block   registers <- shared memory; product with lora_down; maximum of |x'|
-    exchange         maxima to all CTAs of the cluster, sums to those that add them up
+    exchange         maxima to all CTAs of the cluster, sums to those that add them up and store
     for each block   x' again, scaled, encoded, stored
 
 While the maxima of one warpgroup's tile travel, the other warpgroup works on the next tile.
@@ -33,7 +33,6 @@ from halfbyte.kernels.quantize_act_wgmma.config import (
     TILE_ROWS,
 )
 from halfbyte.kernels.quantize_act_wgmma.consumer import Consumer, make_sums
-from halfbyte.kernels.quantize_act_wgmma.exchange import MaximaExchange
 from halfbyte.kernels.quantize_act_wgmma.fragment import (
     ROW_STEP,
     WIDTH,
@@ -53,11 +52,6 @@ from halfbyte.kernels.quantize_act_wgmma.token_scale import (
 class TokenConsumer(Consumer):
     """A consumer warpgroup of a mode with one scale a row."""
 
-    @property
-    def maxima(self) -> MaximaExchange:
-        """The exchange of this warpgroup's maxima."""
-        return self.work.maxima.of_warpgroup(self.warpgroup)
-
     @cute.jit
     def run(self) -> None:
         """Work on every second tile of the team."""
@@ -68,19 +62,20 @@ class TokenConsumer(Consumer):
             sums = make_sums(config.rank_tile)
             maxima = cute.make_rmem_tensor((2,), Float32)
             position = self.read_tile(words, sums, maxima, position)
-            turn = tile // CONSUMER_WARPGROUPS
-            buffer, phase = turn & 1, (turn >> 1) & 1
-            exchange = self.maxima
-            exchange.send(maxima, buffer, self.place, self.thread)
+            sent, received = self.place_in_exchange(tile)
+            work.exchange.wait_empty(sent)
+            work.exchange.send_maxima(maxima, self.place)
             if cutlass.const_expr(config.rank_tile > 0):
                 wait_for_products(0, sums)
-                sender = RingPosition(1, Int32(0), (tile & 1) ^ 1)
-                work.sums.send(sums, sender, self.place, self.thread)
-            exchange.wait(buffer, phase)
-            if work.is_writing:
-                self.write_tile(words, tile, buffer)
+                work.exchange.send_sums(sums, self.place)
+            work.exchange.publish(sent, self.thread % 32)
+            work.exchange.wait_full(received)
             if cutlass.const_expr(config.rank_tile > 0):
-                self.store_sums(tile, lambda row: self.make_multiplier(buffer, row))
+                self.store_sums(tile, self.read_multiplier)
+            scales = [self.read_scale(half * ROW_STEP + self.place.row) for half in range(2)]
+            work.exchange.release(received, self.thread % 32)
+            if work.is_writing:
+                self.write_tile(words, tile, scales)
 
     @cute.jit
     def read_tile(self, words: Any, sums: Any, maxima: Any, position: RingPosition) -> RingPosition:
@@ -88,13 +83,14 @@ class TokenConsumer(Consumer):
         config = self.work.config
         maxima.fill(0.0)
         for block in cutlass.range_constexpr(config.blocks):
-            position = self.take_block(words[block], position)
+            self.take_block(words[block], position)
             if cutlass.const_expr(config.rank_tile > 0):
                 self.multiply_block(sums, words[block], block, Int32(int(block > 0)))
             factors = self.read_block_factors(block)
             for half in cutlass.range_constexpr(2):
                 for value in self.prepare(words[block], half, factors):
                     maxima[half] = max_magnitude_f32(maxima[half], value)
+            position = self.free_slot(position)
         for half in cutlass.range_constexpr(2):
             largest = mov_b32_to_u32(maxima[half])
             for offset in (1, 2):  # the quad shares its rows
@@ -121,21 +117,16 @@ class TokenConsumer(Consumer):
         return [mul_rn_f32(value, factor) for value, factor in zip(values, factors, strict=True)]
 
     @cute.jit
-    def write_tile(self, words: Any, tile: Int32, buffer: Int32) -> None:
+    def write_tile(self, words: Any, tile: Int32, scales: Any) -> None:
         """Scale, encode and store both rows; the first CTA of a team stores their scales."""
         work, outputs = self.work, self.work.outputs
-        exchange = self.maxima
         row = tile * TILE_ROWS + self.place.row
-        scales = []
         addresses = []
         for half in cutlass.range_constexpr(2):
-            largest = exchange.read(buffer, self.place.row + half * ROW_STEP)
-            scale = choose_token_scale(largest, work.config.mode)
             this_row = work.rows.first + row + half * ROW_STEP
             is_first = (work.slice == 0) & (self.place.quad == 0)
             if is_first & self.is_inside(row + half * ROW_STEP):
-                st_global_f32(outputs.token_scale + Int64(this_row) * 4, scale.scale)
-            scales.append(scale)
+                st_global_f32(outputs.token_scale + Int64(this_row) * 4, scales[half].scale)
             addresses.append(outputs.act + Int64(this_row) * outputs.act_pitch)
         for block in cutlass.range_constexpr(work.config.blocks):
             # x' is made again: what the compiler would keep instead has no room in registers.
@@ -149,10 +140,13 @@ class TokenConsumer(Consumer):
                     offset = block * BLOCK_K + self.place.quad * WIDTH
                     st_global_v4(addresses[half] + Int64(offset), stored)
 
-    def make_multiplier(self, buffer: Int32, row: Int32) -> Any:
+    def read_scale(self, row: Int32) -> TokenScale:
+        """Return the scale of a row of the tile that was received."""
+        return choose_token_scale(self.work.exchange.read_maximum(row), self.work.config.mode)
+
+    def read_multiplier(self, row: Int32) -> Any:
         """Return the function that divides a sum by the scale of a row of the tile."""
-        largest = self.maxima.read(buffer, row)
-        scale: TokenScale = choose_token_scale(largest, self.work.config.mode)
+        scale = self.read_scale(row)
         if scale.divisor is None:
             return lambda value: mul_rn_f32(value, scale.factor)
         return lambda value: div_rn_f32(value, scale.scale)

@@ -25,7 +25,7 @@ from halfbyte.device.float_arithmetic import (
     mov_b32_to_u32,
     mul_rn_f32,
 )
-from halfbyte.device.packed_words import prmt_b32
+from halfbyte.device.packed_words import pack_low_bytes
 
 _INFINITY = 0x7F800000
 _NAN = 0x7FFFFFFF
@@ -35,8 +35,6 @@ _MANTISSA_ABOVE_448 = 0x1FFFFF  # carries into the exponent where the mantissa i
 _E4M3_EXPONENT = 8  # 448 = 1.75 * 2^8
 _INT8_LARGEST = 127.0
 _ROUND_TO_INTEGER = 1.5 * 2.0**23  # adding it leaves the integer, two's complement, in the low bits
-_LOW_BYTES = 0x0040  # of two words
-_LOW_HALVES = 0x5410
 
 
 @dataclass(frozen=True)
@@ -92,6 +90,4 @@ def _encode_e4m3(values: list[Any]) -> Uint32:
 
 def _encode_int8(values: list[Any]) -> Uint32:
     words = [mov_b32_to_u32(add_rn_f32(value, Float32(_ROUND_TO_INTEGER))) for value in values]
-    low = prmt_b32(words[0], words[1], Uint32(_LOW_BYTES))
-    high = prmt_b32(words[2], words[3], Uint32(_LOW_BYTES))
-    return prmt_b32(low, high, Uint32(_LOW_HALVES))
+    return pack_low_bytes(words)

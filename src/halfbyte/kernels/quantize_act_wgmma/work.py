@@ -15,7 +15,7 @@ from halfbyte.kernels.quantize_act_wgmma.config import (
     TILE_ROWS,
     WgmmaQuantizeConfig,
 )
-from halfbyte.kernels.quantize_act_wgmma.exchange import MaximaExchange, SumExchange
+from halfbyte.kernels.quantize_act_wgmma.exchange import TileExchange
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Work(TracedRecord):
 
     Attributes:
         rows: of the team.
-        num_rows: M.
+        num_rows, num_columns: M and K.
         first_block: the first block of 64 columns of this CTA's slice.
         slice: which slice of K of the team, 0 writes what a row has once.
         is_writing: whether this team writes act, and not only its ranks of lora_act.
@@ -82,8 +82,7 @@ class Work(TracedRecord):
             and the bytes of a slot, empty: four warps.
         lora_barriers: pointer to a full barrier for each block of lora_down, None without rank.
         shared: shared address of all storage.
-        maxima: of the first consumer warpgroup, None in exact modes.
-        sums: None without rank.
+        exchange: with the other CTAs of the cluster.
         outputs: what is written.
         factor: the power of two that sums are multiplied by.
         global_scale: what values and sums are divided by, None for none.
@@ -92,14 +91,14 @@ class Work(TracedRecord):
 
     rows: Rows
     num_rows: Int32
+    num_columns: Int32
     first_block: Int32
     slice: Int32
     is_writing: cutlass.Boolean
     x_rings: Any
     lora_barriers: Any
     shared: Int32
-    maxima: MaximaExchange | None
-    sums: SumExchange | None
+    exchange: TileExchange
     outputs: Outputs
     factor: Float32
     global_scale: Any
