@@ -47,7 +47,7 @@ class TunedChoice:
     total_us: float
     bf16_us: float
     fastest: Literal["kernel", "bf16"]
-    raster_group: int = 32
+    extra: dict[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str | int, ...]:
