@@ -22,33 +22,35 @@ class RingPosition:
         stages: slots of the ring, a compile-time constant.
         index: the slot, 0 to stages - 1.
         phase: the parity to wait for at this slot.
+        first: the first slot, where several rings lie one behind the other.
     """
 
-    def __init__(self, stages: int, index: Int32, phase: Int32) -> None:
+    def __init__(self, stages: int, index: Int32, phase: Int32, first: Any = 0) -> None:
         """Use `producer` or `consumer`; this is what loops rebuild a position with."""
         self.stages = stages
         self.index = index
         self.phase = phase
+        self.first = first
 
     @staticmethod
-    def producer(stages: int) -> "RingPosition":
+    def producer(stages: int, first: Any = 0) -> "RingPosition":
         """Return the start of a warp that fills slots and waits for them to be empty."""
-        return RingPosition(stages, Int32(0), Int32(1))
+        return RingPosition(stages, Int32(first), Int32(1), first)
 
     @staticmethod
-    def consumer(stages: int) -> "RingPosition":
+    def consumer(stages: int, first: Any = 0) -> "RingPosition":
         """Return the start of a warp that empties slots and waits for them to be full."""
-        return RingPosition(stages, Int32(0), Int32(0))
+        return RingPosition(stages, Int32(first), Int32(0), first)
 
     @cute.jit
     def next(self) -> "RingPosition":
         """Return the position one slot on; the parity flips where the ring starts again."""
         index = self.index + 1
         phase = self.phase
-        if index == self.stages:
-            index = Int32(0)
+        if index == self.first + self.stages:
+            index = Int32(self.first)
             phase = phase ^ 1
-        return RingPosition(self.stages, index, phase)
+        return RingPosition(self.stages, index, phase, self.first)
 
     def __extract_mlir_values__(self) -> list[Any]:
         """Return the values that a dynamic loop carries."""
@@ -56,7 +58,7 @@ class RingPosition:
 
     def __new_from_mlir_values__(self, values: Sequence[Any]) -> "RingPosition":
         """Return the position of those values."""
-        return RingPosition(self.stages, Int32(values[0]), Int32(values[1]))
+        return RingPosition(self.stages, Int32(values[0]), Int32(values[1]), self.first)
 
 
 class Ring(TracedRecord):

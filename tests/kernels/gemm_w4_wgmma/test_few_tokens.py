@@ -18,28 +18,31 @@ from tests.kernels.gemm_w4_wgmma.gemm_runs import (
 )
 
 NARROW = WgmmaGemmConfig("fp8", "e2m1", "bfloat16", "bfloat16", 16, 3, has_bias=True, use_pdl=True)
-# (mode, tokens, splits): each number of CTAs, each width, both modes.
+# (mode, tokens, splits, pairs): each number of CTAs, each width, both modes, one ring and two.
 TILES = (
-    ("fp8", 8, 8),
-    ("fp8", 16, 5),
-    ("exact", 16, 3),
-    ("fp8", 32, 7),
-    ("exact", 48, 2),
-    ("fp8", 64, 4),
-    ("exact", 64, 6),
-    ("fp8", 128, 3),
-    ("exact", 8, 1),
-    ("fp8", 32, 1),
+    ("fp8", 8, 8, 1),
+    ("fp8", 16, 5, 2),
+    ("exact", 16, 3, 1),
+    ("fp8", 32, 7, 1),
+    ("exact", 48, 2, 2),
+    ("fp8", 64, 4, 2),
+    ("exact", 64, 6, 1),
+    ("fp8", 128, 3, 1),
+    ("exact", 8, 1, 2),
+    ("fp8", 32, 1, 1),
+    ("fp8", 64, 1, 2),
 )
 
 
-def make_config(mode: Any, tokens: int, splits: int) -> WgmmaGemmConfig:
+def make_config(mode: Any, tokens: int, splits: int, pairs: int) -> WgmmaGemmConfig:
     """Return a configuration with odd factors in odd places."""
     return replace(
         NARROW,
         mode=mode,
         tokens=tokens,
         splits=splits,
+        pairs=pairs,
+        ahead=splits,
         out_dtype="float16" if splits % 2 else "bfloat16",
         lora_dtype="float16" if tokens % 3 else "bfloat16",
         has_alpha=mode == "exact",
@@ -48,13 +51,13 @@ def make_config(mode: Any, tokens: int, splits: int) -> WgmmaGemmConfig:
     )
 
 
-@pytest.mark.parametrize(("mode", "tokens", "splits"), TILES)
-def test_sums_of_a_cluster(h200: Any, mode: str, tokens: int, splits: int) -> None:
-    config = make_config(mode, tokens, splits)
+@pytest.mark.parametrize(("mode", "tokens", "splits", "pairs"), TILES)
+def test_sums_of_parts_of_k(h200: Any, mode: str, tokens: int, splits: int, pairs: int) -> None:
+    config = make_config(mode, tokens, splits, pairs)
     launch = compile_gemm(config)
-    blocks = 128 * splits  # the least K
+    blocks = 128 * splits * pairs  # the least K
     for shape, is_integer in (
-        (GemmShape(1, 8, blocks - 40, 32, 1), True),  # one block and at most one chunk a CTA
+        (GemmShape(1, 8, blocks - 40, 32, 1), True),  # one block and at most one chunk a part
         (GemmShape(tokens, 257, blocks + 200, 40, 2), True),  # uneven shares, several tiles
         (GemmShape(tokens + 3, 391, 2 * blocks + 128, 136, 3), False),
     ):
@@ -73,9 +76,9 @@ def test_more_chunks_than_blocks(h200: Any) -> None:
 
 def test_the_order_of_sums_is_that_of_ranks(h200: Any) -> None:
     """The bits of y depend on nothing but the numbers: not on the grid, not on who is faster."""
-    config = replace(NARROW, splits=5, tokens=32)
+    config = replace(NARROW, splits=5, tokens=32, pairs=2)
     launch = compile_gemm(config)
-    shape = GemmShape(40, 520, 1500, 96, 1)
+    shape = GemmShape(40, 520, 1800, 96, 1)
     operands = draw_operands(config, shape)
     first = run_gemm(h200, launch, config, shape, operands)
     again = run_gemm(h200, launch, config, replace(shape, max_clusters=9), operands)
@@ -97,11 +100,11 @@ def test_nan_of_a_token_stays_with_it(h200: Any) -> None:
 
 @pytest.mark.parametrize("splits", SPLITS)
 def test_shared_memory_of_split_k(splits: int) -> None:
-    for tokens in (8, 16, 64, 128):
-        config = replace(NARROW, tokens=tokens, splits=splits)
+    for tokens, pairs in ((8, 1), (16, 2), (64, 2), (128, 1)):
+        config = replace(NARROW, tokens=tokens, splits=splits, pairs=pairs)
         storage = plan_storage(config)
-        assert (storage.exchange_bytes > 0) == (splits > 1)
-        assert storage.exchange_bytes >= (128 * tokens * 4 if splits > 1 else 0)
+        assert (storage.exchange_bytes > 0) == (splits * pairs > 1)
+        assert storage.exchange_bytes >= (pairs * 128 * tokens * 4 if splits * pairs > 1 else 0)
         assert storage.used_bytes <= storage.capacity_bytes
 
 
@@ -110,5 +113,11 @@ def test_what_split_k_cannot_do_is_named() -> None:
         check_legal(replace(NARROW, splits=2, cluster=2, tokens=64))
     with pytest.raises(FormatError, match="at most 128"):
         check_legal(replace(NARROW, splits=2, tokens=256))
+    with pytest.raises(FormatError, match="two pairs split K"):
+        check_legal(replace(NARROW, cluster=2, pairs=2))
+    with pytest.raises(FormatError, match="at most 64"):
+        check_legal(replace(NARROW, tokens=128, pairs=2))
+    with pytest.raises(FormatError, match="1 or 2 pairs"):
+        check_legal(replace(NARROW, pairs=3))
     with pytest.raises(FormatError, match="splits 9"):
         check_legal(replace(NARROW, splits=9))

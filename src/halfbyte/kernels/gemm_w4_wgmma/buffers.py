@@ -3,7 +3,7 @@
 ring    full: 1 arrival (expect_tx) and the bytes of one slot; empty: 8 consumer warps of each CTA
         that shares the activations
 sums    full: 1 arrival (expect_tx) and the bytes of all partial sums; empty: 8 consumer warps of
-        each CTA that splits K
+        each pair that has a part of K
 """
 
 from dataclasses import dataclass
@@ -85,26 +85,26 @@ def allocate_buffers(config: WgmmaGemmConfig) -> SharedBuffers:
     barriers = memory.allocate_array(Int64, 2 * storage.num_stages)
     if storage.exchange_bytes:
         sums = allocate(storage.exchange_bytes, 16)
-        exchange = sums, memory.allocate_array(Int64, 2)
+        exchange = sums, memory.allocate_array(Int64, 2 * config.pairs)
     return SharedBuffers(act, weights, output, token_scales, group_scales, barriers, exchange)
 
 
 def make_ring(config: WgmmaGemmConfig, buffers: SharedBuffers) -> Ring:
     """Return the ring of slots."""
-    return Ring(buffers.barriers, config.stages)
+    return Ring(buffers.barriers, config.num_slots)
 
 
-def make_exchange_ring(buffers: SharedBuffers) -> Ring:
-    """Return the ring of one slot for partial sums."""
+def make_exchange_ring(config: WgmmaGemmConfig, buffers: SharedBuffers) -> Ring:
+    """Return the slots for partial sums, one of each pair of consumer warpgroups."""
     assert buffers.exchange is not None
-    return Ring(buffers.exchange[1], 1)
+    return Ring(buffers.exchange[1], config.pairs)
 
 
 def init_rings(config: WgmmaGemmConfig, buffers: SharedBuffers) -> None:
     """Initialise the barriers with the arrivals of the table above; one thread calls it."""
     make_ring(config, buffers).init(1, CONSUMER_WARPS * config.cluster)
     if buffers.exchange is not None:
-        make_exchange_ring(buffers).init(1, CONSUMER_WARPS * config.splits)
+        make_exchange_ring(config, buffers).init(1, CONSUMER_WARPS * config.num_parties)
 
 
 def view_act_boxes(config: WgmmaGemmConfig, buffers: SharedBuffers) -> Any:
@@ -114,7 +114,7 @@ def view_act_boxes(config: WgmmaGemmConfig, buffers: SharedBuffers) -> Any:
     box_bytes = rows * ROW_BYTES
     boxes = storage.act_slot_bytes // (config.tokens * ROW_BYTES)
     places = cute.make_layout(
-        (config.cluster, boxes, config.stages),
+        (config.cluster, boxes, config.num_slots),
         stride=(box_bytes, config.tokens * ROW_BYTES, storage.act_slot_bytes),
     )
     return make_box_tensor(buffers.act, act_type(config), (rows, ROW_BYTES), places)
@@ -124,7 +124,7 @@ def view_chunk_boxes(config: WgmmaGemmConfig, buffers: SharedBuffers) -> Any:
     """Return the low-rank activations of all slots, (tokens, ranks, (sharer, slot))."""
     rows = config.tokens // config.cluster
     places = cute.make_layout(
-        (config.cluster, config.stages),
+        (config.cluster, config.num_slots),
         stride=(rows * CHUNK_ROW_BYTES, plan_storage(config).act_slot_bytes),
     )
     assert config.lora_dtype is not None

@@ -70,10 +70,10 @@ def list_request_problems(config: WgmmaGemmConfig, request: WgmmaGemmRequest) ->
         sizes = f"m {request.m}, n {request.n}, k {request.k}"
         yield f"{sizes}: there is nothing to multiply; the caller returns zeros or the bias"
     blocks = _count_blocks(request)
-    if 0 < blocks < config.splits:
+    if 0 < blocks < config.num_parties:
         yield (
-            f"k {request.k}: {blocks} blocks of {BLOCK_K} for {config.splits} CTAs; take at most "
-            f"{blocks} splits"
+            f"k {request.k}: {blocks} blocks of {BLOCK_K} for {config.num_parties} parts; "
+            f"splits * pairs is at most {blocks}"
         )
 
 

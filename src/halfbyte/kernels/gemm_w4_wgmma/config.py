@@ -25,7 +25,6 @@ CHANNELS: Final = 128  # output features of a tile
 WARPGROUP_CHANNELS: Final = 64  # of one warpgroup: rows of a wgmma
 CONSUMER_WARPGROUPS: Final = CHANNELS // WARPGROUP_CHANNELS
 CONSUMER_WARPS: Final = 4 * CONSUMER_WARPGROUPS
-THREADS: Final = 128 * (1 + CONSUMER_WARPGROUPS)  # the first warpgroup loads
 BLOCK_K: Final = 128  # logical columns of one weight block
 HALF_K: Final = 64  # columns of half a block: 16 codes of each of a thread's two rows
 HALF_BYTES: Final = 2048  # codes of one warpgroup and half a block
@@ -41,9 +40,10 @@ STRAIGHT_TOKENS: Final = 32  # of a tile: what is stored from registers, without
 INTEGER_TOKENS: Final = 128  # of a tile: sums of a group take as many registers again
 SPLIT_TOKENS: Final = 128  # of a tile with split K: a cluster's partial sums fit shared memory
 SHARED_BYTES: Final = GPU.shared_bytes_per_cta
-# Registers after setmaxnreg: 128 * (40 + 2 * 232) of the 384 * 168 that a CTA starts with.
-PRODUCER_REGISTERS: Final = 40
-CONSUMER_REGISTERS: Final = 232
+# Registers after setmaxnreg, (producer, consumer) by pairs of consumer warpgroups: 128 * (40 + 2 *
+# 232) of the 384 * 168 that a CTA starts with, 128 * (24 + 4 * 112) of 640 * 96.
+REGISTERS: Final = {1: (40, 232), 2: (24, 112)}
+PAIR_TOKENS: Final = 64  # of a tile of two pairs: accumulators that 112 registers leave room for
 PIECE_BYTES: Final = 512  # float32 sums of 16 channels and 8 tokens (device/cluster_fragments.py)
 MAX_SIZE: Final = 2**31
 
@@ -62,6 +62,9 @@ class WgmmaGemmConfig:
         stages: ring slots.
         cluster: CTAs that share the activations of a tile row by multicast (1 or 2).
         splits: CTAs of a cluster that share one tile's K; their sums are added in order.
+        pairs: of consumer warpgroups that split a CTA's part of K, each with a ring of its own.
+        ahead: slots of a ring whose weights are loaded before the previous kernel has ended; more
+            keep the activations waiting behind them.
         raster_group: token tiles that are walked together: they share weights in L2, and the
             channel tiles that run beside them share activations.
         has_bias: add bias[n].
@@ -77,6 +80,8 @@ class WgmmaGemmConfig:
     stages: int
     cluster: int = 1
     splits: int = 1
+    pairs: int = 1
+    ahead: int = 6
     raster_group: int = 8
     has_bias: bool = False
     has_alpha: bool = False
@@ -102,9 +107,24 @@ class WgmmaGemmConfig:
         return self.cluster * self.splits
 
     @property
+    def num_slots(self) -> int:
+        """Ring slots of a CTA."""
+        return self.pairs * self.stages
+
+    @property
+    def num_parties(self) -> int:
+        """Partial sums of a tile."""
+        return self.pairs * self.splits
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA; the first warpgroup loads."""
+        return 128 * (1 + CONSUMER_WARPGROUPS * self.pairs)
+
+    @property
     def stores_straight(self) -> bool:
-        """Whether y is stored from registers: narrow tiles, and sums of a cluster."""
-        return self.splits > 1 or self.tokens <= STRAIGHT_TOKENS
+        """Whether y is stored from registers: narrow tiles, and sums of parts of K."""
+        return self.num_parties > 1 or self.tokens <= STRAIGHT_TOKENS
 
     @property
     def has_token_scale(self) -> bool:
@@ -133,7 +153,7 @@ class StorageConfig:
         chunk_tokens, num_chunk_buffers: output staging of each consumer warpgroup.
         token_scale_bytes: of both warpgroups.
         group_scale_bytes: activation scales of two blocks, both warpgroups, INT4 in mode "exact".
-        exchange_bytes: partial sums from the CTAs of a cluster, with split K.
+        exchange_bytes: partial sums that arrive at a CTA, with split K.
         capacity_bytes: what a CTA can have.
     """
 
@@ -185,19 +205,19 @@ def plan_storage(config: WgmmaGemmConfig) -> StorageConfig:
     # Two buffers, two groups of a block, a float32 each.
     group_scales = 16 * CONSUMER_WARPGROUPS * config.tokens if config.has_act_group_scale else 0
     exchange = _exchange_bytes(config)
-    ring = config.stages * (act + weight)
+    ring = config.num_slots * (act + weight)
     room = SHARED_BYTES - BARRIER_BYTES - scales - group_scales - exchange - ring
     chunk, buffers = (0, 0) if config.stores_straight else _choose_chunk(config.tokens, room)
     if room < 0 or not (buffers or config.stores_straight):
         raise FormatError(
-            f"{config.stages} ring slots of {act} + {weight} = {ring} bytes leave {room} of "
+            f"{config.num_slots} ring slots of {act} + {weight} = {ring} bytes leave {room} of "
             f"{SHARED_BYTES} for the output of {config.tokens} tokens; take fewer stages"
         )
     return StorageConfig(
         act_slot_bytes=act,
         weight_slot_bytes=weight,
         lora_in_weights=weight >= LORA_BLOCK_BYTES,
-        num_stages=config.stages,
+        num_stages=config.num_slots,
         chunk_tokens=chunk,
         num_chunk_buffers=buffers,
         token_scale_bytes=scales,
@@ -209,10 +229,11 @@ def plan_storage(config: WgmmaGemmConfig) -> StorageConfig:
 
 def _exchange_bytes(config: WgmmaGemmConfig) -> int:
     """Return the bytes of partial sums that arrive at one CTA: 512 for 16 channels by 8 tokens."""
-    if config.splits == 1:
+    parties = config.num_parties
+    if parties == 1:
         return 0
     pieces = CONSUMER_WARPS * config.tokens // 8
-    return config.splits * -(-pieces // config.splits) * PIECE_BYTES
+    return config.pairs * parties * -(-pieces // parties) * PIECE_BYTES
 
 
 def _weight_slot_bytes(config: WgmmaGemmConfig) -> int:
@@ -252,12 +273,7 @@ def list_problems(config: WgmmaGemmConfig) -> Iterator[str]:
         yield f"cluster {config.cluster}: activations are shared by 1 or 2 CTAs"
     if config.splits not in SPLITS:
         yield f"splits {config.splits}: 1 to {max(SPLITS)}, the CTAs of a portable cluster"
-    if config.splits > 1 and config.cluster > 1:
-        yield "a cluster shares activations or splits K, not both"
-    if config.has_group_scales and config.tokens > INTEGER_TOKENS:
-        yield f"tokens {config.tokens}: a tile of integer products has at most {INTEGER_TOKENS}"
-    if config.splits > 1 and config.tokens > SPLIT_TOKENS:
-        yield f"tokens {config.tokens}: with split K a tile has at most {SPLIT_TOKENS}"
+    yield from _list_split_problems(config)
     unit = 8 * config.cluster
     if config.tokens % unit or not unit <= config.tokens <= 256:
         yield (
@@ -266,6 +282,24 @@ def list_problems(config: WgmmaGemmConfig) -> Iterator[str]:
         )
     if config.stages < 2:
         yield f"stages {config.stages}: a ring has two slots at least"
+
+
+def _list_split_problems(config: WgmmaGemmConfig) -> Iterator[str]:
+    """Yield what forbids a part of K, or a second accumulator, in a configuration."""
+    if config.splits > 1 and config.cluster > 1:
+        yield "a cluster shares activations or splits K, not both"
+    if config.has_group_scales and config.tokens > INTEGER_TOKENS:
+        yield f"tokens {config.tokens}: a tile of integer products has at most {INTEGER_TOKENS}"
+    if config.pairs not in REGISTERS:
+        yield f"pairs {config.pairs}: 1 or 2 pairs of consumer warpgroups have registers"
+    if config.pairs > 1 and (config.cluster > 1 or config.has_group_scales):
+        yield "two pairs split K: no shared activations, no sums of groups"
+    if config.pairs > 1 and config.tokens > PAIR_TOKENS:
+        yield f"tokens {config.tokens}: a tile of two pairs has at most {PAIR_TOKENS}"
+    if config.ahead < 1:
+        yield f"ahead {config.ahead}: at least one slot is loaded first"
+    if config.splits > 1 and config.tokens > SPLIT_TOKENS:
+        yield f"tokens {config.tokens}: with split K a tile has at most {SPLIT_TOKENS}"
 
 
 def check_legal(config: WgmmaGemmConfig) -> None:

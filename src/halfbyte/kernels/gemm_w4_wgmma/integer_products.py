@@ -73,7 +73,7 @@ class IntegerMultiplyRole(MultiplyRole):
     @cute.jit
     def multiply_role(self, epilogue: Any) -> None:
         """Multiply and store every tile."""
-        position = RingPosition.consumer(self.config.stages)
+        position = self.work.consumer()
         tile = self.work.scheduler.start()
         while tile.is_valid:
             token_tile, group = tile.place
@@ -211,4 +211,4 @@ def make_integer_role(parts: Any, act_group_scale: Any) -> IntegerMultiplyRole:
     sums = cute.make_rmem_tensor((count_accumulators(parts[0].tokens),), Int32)
     weight_scales = cute.make_rmem_tensor((2 * GROUPS,), Float32)
     group_word = cute.make_rmem_tensor((1,), Uint32)
-    return IntegerMultiplyRole(*parts, act_group_scale, sums, weight_scales, group_word)
+    return IntegerMultiplyRole(*(*parts, act_group_scale, sums, weight_scales, group_word))

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
+from cutlass.cute.nvgpu import cpasync
 
 from halfbyte.device.memory_access import cp_async_bulk
 from halfbyte.device.operand_load import BlockLoad, TmaOperand
@@ -80,15 +81,16 @@ class LoadRole(TracedRecord):
     def load_role(self) -> None:
         """Load every slot of every tile."""
         work, config = self.work, self.config
+        self.prefetch_descriptors()
         act, chunks = self.partition()
         slots_per_block = BLOCK_K // config.slot_columns
         num_slots = work.k.num_blocks * slots_per_block
         first_slot = work.k.first_block * slots_per_block
-        position = RingPosition.producer(config.stages)
+        position = work.producer()
         ahead = Int32(0)
         tile = work.scheduler.start()
         if cutlass.const_expr(config.use_pdl):
-            ahead = cutlass.min(num_slots, config.stages)
+            ahead = cutlass.min(num_slots, min(config.ahead, config.stages))
             self.load_weights_ahead(tile, first_slot, ahead)
         while tile.is_valid:
             token_tile, group = tile.place
@@ -109,6 +111,13 @@ class LoadRole(TracedRecord):
             ahead = Int32(0)
             tile = tile.next()
 
+    def prefetch_descriptors(self) -> None:
+        """Fetch the descriptors, which the first loads would wait for."""
+        with cute.arch.elect_one():
+            cpasync.prefetch_descriptor(self.sources.act.atom)
+            if self.sources.lora_act is not None:
+                cpasync.prefetch_descriptor(self.sources.lora_act.atom)
+
     def partition(self) -> tuple[BlockLoad, BlockLoad | None]:
         """Return the loads of activations and of low-rank activations, None for rank 0."""
         config = self.config
@@ -128,7 +137,7 @@ class LoadRole(TracedRecord):
     def load_weights_ahead(self, tile: Any, first_slot: Int32, count: Int32) -> None:
         """Load the first weights of a tile, then wait for the kernel that writes activations."""
         if tile.is_valid:
-            position = RingPosition.producer(self.config.stages)
+            position = self.work.producer()
             channel_tile = self.work.loaded_channel_tile(tile.place[1])
             for index in cutlass.range(count, unroll=1):
                 self.expect(position, plan_storage(self.config).slot_bytes)

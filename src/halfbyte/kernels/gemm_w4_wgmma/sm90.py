@@ -44,13 +44,12 @@ from halfbyte.kernels.gemm_w4_wgmma.buffers import (
 )
 from halfbyte.kernels.gemm_w4_wgmma.config import (
     BLOCK_K,
-    CONSUMER_REGISTERS,
+    CONSUMER_WARPGROUPS,
     CONSUMER_WARPS,
     HALF_BYTES,
-    PRODUCER_REGISTERS,
+    REGISTERS,
     ROW_BYTES,
     SCALE_BYTES,
-    THREADS,
     WARPGROUP_BLOCK_BYTES,
     WARPGROUP_CHANNELS,
     WgmmaGemmConfig,
@@ -67,7 +66,7 @@ from halfbyte.kernels.gemm_w4_wgmma.few_tokens_epilogue import FewTokensEpilogue
 from halfbyte.kernels.gemm_w4_wgmma.loading import LoadRole, lora_blocks_address, make_sources
 from halfbyte.kernels.gemm_w4_wgmma.work import Work, split_k
 
-LOAD_WARP = 0
+FIRST_CONSUMER_WARP = 4
 INSTRUCTIONS = 4  # of a step
 CHUNK_INSTRUCTIONS = 2  # of a low-rank chunk
 LORA_BLOCK_WARPGROUP_BYTES = WARPGROUP_CHANNELS * 16 * 2  # of one instruction
@@ -107,7 +106,7 @@ class MultiplyRole(TracedRecord):
     @cute.jit
     def multiply_role(self, epilogue: TileEpilogue) -> None:
         """Multiply and store every tile."""
-        position = RingPosition.consumer(self.config.stages)
+        position = self.work.consumer()
         tile = self.work.scheduler.start()
         token_tile, group = tile.place
         self.prepare_tile(position)
@@ -345,7 +344,7 @@ class GemmProgram:
         num_clusters = cutlass.min(token_tiles * groups, max_clusters)
         self.kernel(sources, output, factors, sizes).launch(
             grid=(num_clusters * config.cluster_size, 1, 1),
-            block=(THREADS, 1, 1),
+            block=(config.threads, 1, 1),
             cluster=(config.cluster_size, 1, 1),
             stream=stream,
             min_blocks_per_mp=1,
@@ -361,7 +360,7 @@ class GemmProgram:
         rank = cute.arch.block_idx()[0] % config.cluster_size
         buffers = allocate_buffers(config)
         ring = make_ring(config, buffers)
-        if warp == LOAD_WARP:
+        if warp == 0:
             with cute.arch.elect_one():
                 init_rings(config, buffers)
             cute.arch.mbarrier_init_fence()
@@ -371,20 +370,32 @@ class GemmProgram:
             cute.arch.block_idx()[0] // config.cluster_size,
             cute.arch.grid_dim()[0] // config.cluster_size,
         )
-        # The CTAs of a cluster share activations, or they split K.
-        k = split_k(num_blocks, num_chunks, config.splits, rank // config.cluster)
-        work = Work(scheduler, ring, k, channel_tiles, config.cluster, rank % config.cluster)
-        if warp < 4:
-            cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
-            if warp == LOAD_WARP:
+        # The CTAs of a cluster share activations, or they split K, as the pairs of a CTA do.
+        consumer = warp - FIRST_CONSUMER_WARP
+        pair = Int32(0)
+        if cutlass.const_expr(config.pairs > 1):
+            pair = warp % config.pairs  # of the load warps, the first ones
+            if warp >= FIRST_CONSUMER_WARP:
+                pair = consumer // CONSUMER_WARPS
+        part = rank // config.cluster * config.pairs + pair
+        k = split_k(num_blocks, num_chunks, config.num_parties, part)
+        sharer, first_slot = rank % config.cluster, pair * config.stages
+        work = Work(
+            scheduler, ring, k, channel_tiles, config.cluster, sharer, config.stages, first_slot
+        )
+        producer_registers, consumer_registers = REGISTERS[config.pairs]
+        if warp < FIRST_CONSUMER_WARP:
+            cute.arch.setmaxregister_decrease(producer_registers)
+            if warp < config.pairs:
                 LoadRole(config, work, sources, buffers).load_role()
         else:
-            cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
+            cute.arch.setmaxregister_increase(consumer_registers)
             if cutlass.const_expr(config.use_pdl):
                 cute.arch.griddepcontrol_wait()
-            warpgroup, thread = warp // 4 - 1, cute.arch.thread_idx()[0] % 128
+            warpgroup = consumer // 4 % CONSUMER_WARPGROUPS
+            thread = cute.arch.thread_idx()[0] % 128
             if cutlass.const_expr(config.stores_straight):
-                exchange = self.make_exchange(buffers, rank, warp - 4)
+                exchange = self.make_exchange(buffers, rank, pair, consumer % CONSUMER_WARPS)
                 turn = cute.make_rmem_tensor((1,), Int32)
                 turn[0] = Int32(0)
                 epilogue: Any = FewTokensEpilogue(
@@ -421,19 +432,23 @@ class GemmProgram:
 
         return make_integer_role(parts, factors.act_group_scale)
 
-    def make_exchange(self, buffers: SharedBuffers, rank: Int32, warp: Int32) -> FragmentSum | None:
-        """Return the sum of a cluster's partial sums for a consumer warp, None with all of K."""
+    def make_exchange(
+        self, buffers: SharedBuffers, rank: Int32, pair: Int32, warp: Int32
+    ) -> FragmentSum | None:
+        """Return the sum of partial sums for a consumer warp, None where one pair has all of K."""
         config = self.config
         if buffers.exchange is None:
             return None
         return FragmentSum(
-            make_exchange_ring(buffers),
+            make_exchange_ring(config, buffers),
             buffers.exchange[0],
             rank,
+            pair,
             warp,
             cute.arch.lane_idx(),
             count_units(config),
             CONSUMER_WARPS,
+            config.pairs,
             config.splits,
         )
 
