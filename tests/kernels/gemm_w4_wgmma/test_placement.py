@@ -14,6 +14,7 @@ from halfbyte.kernels.gemm_w4_wgmma.placement import place_linear, replace_low_r
 from halfbyte.reference import w4a4_linear
 from halfbyte.reference.decode import Float64Array, dequantize, read_floats
 from halfbyte.reference.gemm_w4_wgmma import decode_lora_blocks, fold_weight, gemm_w4_wgmma
+from halfbyte.reference.wgmma_linear import wgmma_linear
 from tests.kernels.gemm_w4_wgmma.operands import make_operands
 from tests.random_linears import FORMAT_PAIRS, LinearShape, make_input, make_linear, pair_id
 
@@ -86,6 +87,7 @@ def test_placed_operands_give_the_linear(
         limit = step if pair[1] else step + 2.0**-11
         assert measure_error(y, w4a4_linear(x, linear)) < limit
         return
+    assert measure_error(y, wgmma_linear(x, linear, mode)) < step
     true = multiply_unquantized(x, linear)
     w4a4 = measure_error(w4a4_linear(x, linear), true) if pair[1] else 0.05
     assert measure_error(y, true) < w4a4
