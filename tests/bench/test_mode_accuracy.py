@@ -3,6 +3,7 @@
 import copy
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,13 +12,15 @@ from halfbyte.bench.mode_accuracy import (
     LayerAccuracy,
     list_modes,
     measure_layers,
+    multiply_with_token_scales,
     record_inputs,
     round_rows,
     summarize,
 )
 from halfbyte.bench.sentence_similarity import encode_texts, read_docstrings, split_texts
 from halfbyte.nn.models.minilm import load_minilm
-from tests.random_linears import LinearShape, make_input, make_linear
+from halfbyte.reference.wgmma_linear import wgmma_linear
+from tests.random_linears import FORMAT_PAIRS, LinearShape, make_input, make_linear, pair_id
 
 
 @pytest.mark.model
@@ -55,6 +58,17 @@ def test_a_summary_names_the_layer_that_lost_most() -> None:
     assert (exact.largest_ratio, exact.median, exact.largest) == (1.0, 0.2, 0.4)
     assert (fp8.worst_layer, fp8.median, fp8.largest) == ("b", 0.1, 0.1)
     assert fp8.largest_ratio == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("pair", [*FORMAT_PAIRS[:2], *FORMAT_PAIRS[4:]], ids=pair_id)
+@pytest.mark.parametrize("mode", ["fp8", "int8"])
+def test_modes_are_those_of_the_reference(pair: tuple[str, str | None], mode: str) -> None:
+    if mode == "int8" and pair[0] != "int4":
+        return
+    linear = make_linear(LinearShape(n=24, k=200), pair)
+    x = make_input(9, 200, torch.bfloat16)
+    found = multiply_with_token_scales(x, linear, mode)
+    np.testing.assert_allclose(found, wgmma_linear(x, linear, mode), rtol=1e-11, atol=1e-9)
 
 
 def test_rows_are_rounded_to_the_numbers_of_their_scale() -> None:

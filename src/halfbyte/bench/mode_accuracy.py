@@ -2,7 +2,8 @@
 
 Every linear of the model is quantized with its calibration, then judged alone on inputs that the
 float model has on other text: the relative error of its output against the float linear in float64.
-A mode is computed in float64 as `docs/design/0023-hopper-modes.md` defines it, not by a kernel.
+A mode is computed in float64 as `halfbyte.reference.wgmma_linear` defines it, not by a kernel, here
+with torch's own number formats: a few hundred layers in a minute.
 """
 
 from collections.abc import Callable, Mapping, Sequence

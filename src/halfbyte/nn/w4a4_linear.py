@@ -293,14 +293,18 @@ class W4A4Linear(nn.Module):
         return f"{fields}{dtype}, bytes={self.to_record().num_bytes}{placed}{backend}{adapters}"
 
     def _own_parts(self) -> list[torch.Tensor]:
-        parts = (getattr(self, name) for name in PART_NAMES)
-        return [self._absent if part is None else part for part in parts]
+        buffers = self._buffers  # attributes of a module are looked up at ten times the cost
+        absent = buffers["_absent"]
+        assert absent is not None
+        found = (buffers[name] for name in PART_NAMES)
+        return [absent if part is None else part for part in found]
 
     def list_running_parts(self) -> list[torch.Tensor]:
         """Return the parts that run, as `ops` take them: with the ranks of adapters."""
         parts = self._own_parts()
-        if self.adapted_down is not None and self.adapted_up is not None:
-            parts[_LORA_DOWN], parts[_LORA_UP] = self.adapted_down, self.adapted_up
+        down, up = self._buffers["adapted_down"], self._buffers["adapted_up"]
+        if down is not None and up is not None:
+            parts[_LORA_DOWN], parts[_LORA_UP] = down, up
         return parts
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
