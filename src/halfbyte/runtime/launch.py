@@ -59,18 +59,27 @@ class LoadedKernel:
 class PreparedLaunch:
     """A kernel with its arguments, which it keeps alive.
 
-    A captured graph reads the arguments' memory: keep this object as long as the graph.
+    A captured graph reads the arguments' memory: keep this object as long as the graph. On a GPU
+    the arguments are converted for the compiled host code here and not at every launch; two
+    threads must not launch the same object at the same time.
     """
 
-    __slots__ = ("_arguments", "_call", "kernel")
+    __slots__ = ("_arguments", "_bound", "_call", "_device_index", "_stream", "kernel")
 
     def __init__(self, kernel: LoadedKernel, arguments: tuple[Any, ...]) -> None:
         """Bind the arguments; `LoadedKernel.prepare` also checks them."""
         self.kernel = kernel
         self._arguments = arguments
-        self._call: Callable[..., Any] = (
-            kernel if type(kernel) is not LoadedKernel else kernel._call
-        )
+        self._call: Callable[..., Any] = kernel
+        self._bound = arguments
+        self._stream: Any = None
+        self._device_index = _find_cuda_device(arguments) if type(kernel) is LoadedKernel else None
+        if self._device_index is not None:
+            import tvm_ffi
+
+            self._call = kernel._call
+            self._bound = tuple(_convert(argument) for argument in arguments)
+            self._stream = tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", self._device_index), 0)
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -79,4 +88,41 @@ class PreparedLaunch:
 
     def launch(self) -> None:
         """Launch on torch's current stream: no allocation, no compilation, no waiting."""
-        self._call(*self._arguments)
+        if self._device_index is None:
+            self._call(*self._bound)
+            return
+        # Converted tensors do not bring torch's stream along, as torch's own do.
+        self._stream.stream = _read_current_stream(self._device_index)
+        with self._stream:
+            self._call(*self._bound)
+
+
+def _find_cuda_device(arguments: tuple[Any, ...]) -> int | None:
+    """Return the index of the GPU that holds the arguments, None where none is on a GPU."""
+    for argument in arguments:
+        index: int | None = None
+        if isinstance(argument, tuple | list):
+            index = _find_cuda_device(tuple(argument))
+        elif getattr(argument, "is_cuda", False):
+            index = argument.device.index
+        if index is not None:
+            return index
+    return None
+
+
+def _convert(argument: Any) -> Any:
+    """Return an argument as TVM FFI hands it over, tensors inside tuples too."""
+    import tvm_ffi
+
+    if isinstance(argument, tuple | list):
+        return tvm_ffi.convert(tuple(_convert(part) for part in argument))
+    if getattr(argument, "is_cuda", False):
+        return tvm_ffi.from_dlpack(argument.detach())
+    return argument
+
+
+def _read_current_stream(device_index: int) -> int:
+    """Return the handle of torch's current stream."""
+    import torch
+
+    return int(torch._C._cuda_getCurrentRawStream(device_index))
