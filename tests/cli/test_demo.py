@@ -95,6 +95,17 @@ def test_absent_model_package_exits_1_and_names_the_command(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("place", ["file", "file/deeper"])
+def test_a_place_that_is_no_folder_is_refused_before_the_work(
+    made_up: list[DemoSettings], tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("precious")
+    assert main(["demo", "--out", str(tmp_path / place)]) == 2
+    assert "is no directory" in capsys.readouterr().err
+    assert made_up == []
+    assert (tmp_path / "file").read_text() == "precious"
+
+
 def test_unknown_option_is_misuse() -> None:
     assert main(["demo", "--no-such-option"]) == 2
 

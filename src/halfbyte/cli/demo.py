@@ -19,6 +19,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from halfbyte.cli.output_folder import check_output_folder
+
 if TYPE_CHECKING:
     from halfbyte.bench.demo_result import DemoResult
 
@@ -56,6 +58,7 @@ def demo(
     from halfbyte.bench.demo_report import make_record, write_report
     from halfbyte.bench.demo_result import QUICK_SETTINGS, DemoSettings
 
+    check_output_folder("--out", out)
     console = Console(stderr=True) if as_json else Console()
     settings = QUICK_SETTINGS if quick else DemoSettings()
     with StageProgress(Console(stderr=True)) as progress:
