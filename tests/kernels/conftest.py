@@ -63,6 +63,15 @@ def rtx5090() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
+def gpu(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Return the session on the GPU that an indirect parameter of this name names.
+
+    For modules that run on several, each closed before the next: not beside the fixtures above.
+    """
+    yield from _open_gpu(request.param)
+
+
+@pytest.fixture(scope="module")
 def compile_source() -> CompileSource:
     """Return a function that compiles a KernelSource once and returns what to call with tensors.
 

@@ -1,4 +1,4 @@
-"""The cases that every GPU runs; `test_on_*.py` names the GPU."""
+"""The cases that every GPU runs; `test_on_gpus.py` names the GPUs."""
 
 import dataclasses
 from collections.abc import Callable
