@@ -85,6 +85,10 @@ def test_a_measured_configuration_near_by_is_taken(monkeypatch: pytest.MonkeyPat
     config = choose_config(REQUEST)
     assert (config.tokens, config.stages, config.splits) == (32, 3, 2)
     assert config.has_bias
+    with_measured(monkeypatch, replace(MEASURED, extra=(("pairs", 2), ("ahead", 3), ("old", 1))))
+    config = choose_config(REQUEST)
+    assert (config.tokens, config.pairs, config.ahead) == (32, 2, 3)
+    with_measured(monkeypatch, MEASURED)
     assert choose_config(replace(REQUEST, m=64)).splits > 2
     assert choose_config(replace(REQUEST, mode="exact")).tokens == 16
 
@@ -119,8 +123,11 @@ def test_the_nearest_of_measured_shapes() -> None:
 
 
 def test_lines_of_the_table() -> None:
-    line = json.dumps(asdict(MEASURED) | {"gpu": "NVIDIA H200", "fastest": "kernel"})
+    fields = {name: value for name, value in asdict(MEASURED).items() if name != "extra"}
+    line = json.dumps(fields | {"gpu": "NVIDIA H200", "fastest": "kernel"})
     assert parse_choices(line + "\n\n") == (MEASURED,)
+    longer = line[:-1] + ', "extra": {"pairs": 2, "ahead": 3}}'
+    assert parse_choices(longer) == (replace(MEASURED, extra=(("pairs", 2), ("ahead", 3))),)
 
 
 def test_a_configuration_of_another_request_is_named() -> None:

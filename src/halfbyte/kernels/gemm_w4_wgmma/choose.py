@@ -7,8 +7,9 @@ kernels again.
 """
 
 from collections.abc import Iterator
+from dataclasses import fields, replace
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from halfbyte.errors import FormatError
 from halfbyte.kernels.gemm_w4_wgmma.config import (
@@ -243,6 +244,9 @@ def _find_config(request: WgmmaGemmRequest) -> WgmmaGemmConfig | None:
     if row is None:
         return None
     config = _make_config(request, row.tokens, row.cluster, row.splits, row.stages)
+    known = {field.name for field in fields(config)}
+    extra: dict[str, Any] = {name: value for name, value in row.extra if name in known}
+    config = replace(config, **extra)
     is_right = not list(list_request_problems(config, request))
     return config if is_right and _is_legal(config) else None
 

@@ -22,6 +22,7 @@ class MeasuredChoice:
     Attributes:
         mode, weight, out_dtype, m, n, k, rank: of the product, as in WgmmaGemmRequest.
         tokens, stages, cluster, splits: of the fastest configuration.
+        extra: (name, value) of further fields of the configuration that was timed.
         total_us: quantization and GEMM together. bf16_us: torch's product of 16-bit operands.
     """
 
@@ -38,15 +39,21 @@ class MeasuredChoice:
     splits: int
     total_us: float
     bf16_us: float
+    extra: tuple[tuple[str, int], ...] = ()
 
 
-_NAMES: Final = tuple(field.name for field in fields(MeasuredChoice))
+_NAMES: Final = tuple(field.name for field in fields(MeasuredChoice) if field.name != "extra")
 
 
 def parse_choices(text: str) -> tuple[MeasuredChoice, ...]:
     """Return the choices of a table's text."""
     lines = [json.loads(line) for line in text.splitlines() if line.strip()]
-    return tuple(MeasuredChoice(**{name: line[name] for name in _NAMES}) for line in lines)
+    return tuple(
+        MeasuredChoice(
+            **{name: line[name] for name in _NAMES}, extra=tuple(line.get("extra", {}).items())
+        )
+        for line in lines
+    )
 
 
 @lru_cache(maxsize=1)
