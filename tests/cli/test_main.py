@@ -47,7 +47,7 @@ def test_version_prints_the_version() -> None:
 def test_help_lists_every_verb_and_the_exit_codes() -> None:
     finished = run_halfbyte("--help")
     assert finished.returncode == 0
-    for verb in ("demo", "quantize", "inspect", "doctor", "Exit codes"):
+    for verb in ("demo", "quantize", "inspect", "doctor", "virtual GPU", "Exit codes"):
         assert verb in finished.stdout
 
 

@@ -26,7 +26,8 @@ _EPILOG = (
     "`halfbyte convert model/ out/ --to modelopt`; "
     "`halfbyte convert a.safetensors b.safetensors --to nunchaku --merge style.safetensors=0.8`; "
     "`halfbyte convert odd.safetensors own.safetensors --to halfbyte --original model/`. "
-    "A run that was interrupted or killed continues when the same command is given again."
+    "A run that was interrupted or killed continues when the same command is given again; one that "
+    "has ended is not repeated while IN, OUT and the report are as it left them."
 )
 
 

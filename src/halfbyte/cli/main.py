@@ -30,9 +30,11 @@ app = typer.Typer(
     name="halfbyte",
     help=(
         "4-bit inference in Python: quantize real checkpoints with SVDQuant, look into them, see "
-        "what it costs. halfbyte.nn.load_model runs them.\n\n"
+        "what it costs. halfbyte.nn.load_model runs them. And a virtual GPU: `halfbyte run` runs "
+        "programs for NVIDIA GPUs where there is none.\n\n"
         "Examples: `halfbyte doctor`, `halfbyte demo`, "
-        "`halfbyte quantize model.safetensors out.safetensors`."
+        "`halfbyte quantize model.safetensors out.safetensors`, "
+        "`halfbyte run --gpu b200 program.py`."
     ),
     epilog=_EPILOG,
     no_args_is_help=True,
