@@ -11,7 +11,7 @@ from typing import Any
 
 from cutlass import Float32, Int32, Uint16, Uint32
 
-from halfbyte.device.inline_ptx import emit_ptx
+from halfbyte.device.inline_ptx import emit_memory_ptx, emit_ptx
 
 # PTX ISA, cvt: .e2m1x2 is supported on sm_100a, sm_101a, sm_103a and sm_120a families.
 E2M1_TARGETS = ("sm_100a", "sm_103a", "sm_120a")
@@ -117,6 +117,11 @@ def min_magnitude_f32(a: Float32, b: Float32) -> Float32:
 def max_u32(a: Uint32, b: Uint32) -> Uint32:
     """Return the larger one, unsigned."""
     return emit_ptx("max.u32 $0, $1, $2;", (Uint32,), (a, b))
+
+
+def redux_max_u32(a: Uint32) -> Uint32:
+    """Return the largest a of a warp, unsigned; all lanes call it."""
+    return emit_memory_ptx("redux.sync.max.u32 $0, $1, 0xffffffff;", (Uint32,), (a,))
 
 
 def min_u32(a: Uint32, b: Uint32) -> Uint32:

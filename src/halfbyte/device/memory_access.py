@@ -51,6 +51,11 @@ def st_shared_b32(address: Int32, word: Uint32) -> None:
     emit_memory_ptx("st.shared.b32 [$0], $1;", (), (address, word))
 
 
+def ld_shared_f32(address: Int32) -> Float32:
+    """Return a float32 of shared memory."""
+    return emit_memory_ptx("ld.shared.f32 $0, [$1];", (Float32,), (address,))
+
+
 def st_shared_f32(address: Int32, value: Float32) -> None:
     """Store a float32 to shared memory."""
     emit_memory_ptx("st.shared.f32 [$0], $1;", (), (address, value))
@@ -74,11 +79,15 @@ def ld_shared_cluster_pair_f32(address: Int32) -> tuple[Float32, Float32]:
     return low, high
 
 
-def st_shared_cluster_f32_vector(address: Int32, values: tuple[Float32, ...]) -> None:
-    """Store 2 or 4 float32 to the shared memory of any CTA of the cluster."""
-    width = len(values)
-    sources = ", ".join(f"${index + 1}" for index in range(width))
-    emit_memory_ptx(f"st.shared::cluster.v{width}.f32 [$0], {{{sources}}};", (), (address, *values))
+def ld_shared_cluster_f32_vector(address: Int32, width: int) -> tuple[Float32, ...]:
+    """Return 2 or 4 float32 of the shared memory of any CTA of the cluster."""
+    results = ", ".join(f"${index}" for index in range(width))
+    values: tuple[Float32, ...] = emit_memory_ptx(
+        f"ld.shared::cluster.v{width}.f32 {{{results}}}, [${width}];",
+        (Float32,) * width,
+        (address,),
+    )
+    return values
 
 
 def ld_shared_f32_vector(address: Int32, width: int) -> tuple[Float32, ...]:

@@ -7,7 +7,9 @@ rows 16 bytes on. D has four values for each 8 columns: 2t and 2t + 1 of row g, 
 
 Registers of products in flight may be neither read nor written, and no compiler is told so: it
 takes an instruction's results for complete. Hence fence and wait hand registers through: what is
-computed before the fence stays before it, and nothing moves ahead of the wait.
+computed before the fence stays before it, and nothing moves ahead of the wait. The operand of a
+product gets its next value after the wait, by instructions that come after it: an operand that was
+loaded ahead and copied was given registers that a product in flight still reads (ptxas 12.9).
 """
 
 from typing import Any, Final
@@ -79,6 +81,24 @@ def multiply_from_registers(
         f"{{${first}, ${first + 1}, ${first + 2}, ${first + 3}}}, ${first + 4}, p{immediates}; }}"
     )
     update_by_ptx(text, accumulator, (*a, descriptor, accumulate))
+
+
+def multiply_from_shared(accumulator: Any, a: Int64, b: Int64, kind: str) -> None:
+    """Issue accumulator += a * b, 32 bytes of K, both operands K-major in shared memory.
+
+    Args:
+        accumulator: float32 [columns / 2] in registers.
+        a, b: descriptors of 32 bytes of K of 64 rows of A, and of B.
+        kind: "float16" or "bfloat16".
+    """
+    size = cute.size(accumulator)
+    columns, types, _ = KINDS[kind]
+    values = ", ".join(f"${index}" for index in range(size))
+    text = (
+        f"wgmma.mma_async.sync.aligned.m64n{2 * size}k{columns}.{types} {{{values}}}, "
+        f"${2 * size}, ${2 * size + 1}, 1, 1, 1, 0, 0;"
+    )
+    update_by_ptx(text, accumulator, (a, b))
 
 
 def count_accumulators(tokens: int) -> int:

@@ -5,9 +5,8 @@ rounded up to 32, columns permuted in each 64. Every tensor that a kernel writes
 and written whole, padding included.
 """
 
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -33,7 +32,6 @@ from halfbyte.kernels.gemm_w4_wgmma.weight_layout import INT4_GROUP
 from halfbyte.kernels.gemm_w4a4.placement import align
 from halfbyte.kernels.quantize_act_lora.config import count_amax_ctas
 from halfbyte.kernels.quantize_act_wgmma import config as quantize
-from halfbyte.kernels.quantize_act_wgmma.placement import arrange_lora_down
 from halfbyte.ops.backends import Backend
 from halfbyte.ops.dense import DensePlacer, multiply_dense
 from halfbyte.ops.hopper_modes import DENSE, list_kernel_modes
@@ -50,10 +48,6 @@ from halfbyte.ops.placed_linears import find_placed
 
 GEMM: Final = "gemm_w4_wgmma"
 _CODE_DTYPES: Final = {"fp8": torch.uint8, "int8": torch.int8}
-_FREE_WORD: Final = -1  # 0xFFFFFFFF: what the mailbox of the quantize kernel holds between launches
-
-_lock = threading.Lock()
-_mailboxes: dict[tuple[torch.device, int], torch.Tensor] = {}
 
 
 @dataclass(frozen=True)
@@ -80,13 +74,11 @@ class WgmmaPlacer:
 
 
 def _finish(placed: PlacedWgmmaLinear) -> PlacedWgmmaLinear:
-    """Return `placed` with lora_down as the quantize kernel reads it, when its tensors are written.
+    """Return `placed` when its tensors are written.
 
     The kernels read weights before those ahead of them in the stream have ended (programmatic
     dependent launch).
     """
-    if placed.lora_down is not None:
-        placed = replace(placed, lora_down=arrange_lora_down(placed.lora_down))
     if placed.weight_blocks.is_cuda:
         torch.cuda.current_stream(placed.weight_blocks.device).synchronize()
     return placed
@@ -260,9 +252,8 @@ def _launch_quantize(
         out.scales if config.has_token_scale else None,
         out.scales if config.has_group_scales else None,
         out.lora_act if has_rank else None,
-        _find_mailbox(x, quantize.count_mailbox_words(config, m, placed.rank)),
     )
-    clusters = quantize.GPU.num_sms // config.cluster_k
+    clusters = quantize.RESIDENT_CLUSTERS[config.cluster_k]
     with on_device(x):
         run_kernel(source, tensors, tuple(scales), clusters, virtual_gpu=backend.virtual_gpu)
 
@@ -275,29 +266,6 @@ def _make_quantize_source(
 
     config = quantize.choose_config(request)
     return make_source(config), config
-
-
-def _find_mailbox(x: torch.Tensor, words: int) -> torch.Tensor | None:
-    """Return the words through which CTAs of the quantize kernel meet, None where they do not.
-
-    A kernel leaves them as it found them, and two that run at once must not share them: they are
-    kept by stream. A captured graph gets its own, filled again by every replay.
-    """
-    if words == 0:
-        return None
-    if not x.is_cuda or torch.cuda.is_current_stream_capturing():
-        return _make_mailbox(x, words)
-    with on_device(x):
-        key = (x.device, torch.cuda.current_stream().cuda_stream)
-    with _lock:
-        kept = _mailboxes.get(key)
-        if kept is None or kept.numel() < words:
-            kept = _mailboxes[key] = _make_mailbox(x, words)
-        return kept[:words]
-
-
-def _make_mailbox(x: torch.Tensor, words: int) -> torch.Tensor:
-    return torch.full((words,), _FREE_WORD, dtype=torch.int32, device=x.device).view(torch.uint32)
 
 
 def multiply_input(

@@ -13,16 +13,14 @@ from halfbyte.formats.input_rule import InputRule
 from halfbyte.kernels.quantize_act_lora.config import count_amax_ctas
 from halfbyte.kernels.quantize_act_wgmma.config import (
     BLOCK_K,
-    GPU,
+    RESIDENT_CLUSTERS,
     TARGET,
     WgmmaQuantizeConfig,
     WgmmaQuantizeRequest,
     choose_config,
-    count_mailbox_words,
     padded_k,
     padded_rank,
 )
-from halfbyte.kernels.quantize_act_wgmma.placement import arrange_lora_down
 from halfbyte.kernels.quantize_act_wgmma.source import make_source
 from halfbyte.reference.decode import Float64Array, read_floats
 from halfbyte.reference.gemm_w4_wgmma import decode_act
@@ -58,7 +56,6 @@ class Result:
     group_scale: torch.Tensor | None
     lora_act: torch.Tensor | None
     alpha: float | None
-    mailbox: torch.Tensor | None
 
 
 def make_request(operands: Operands, mode: str, shift: float = 0.0) -> WgmmaQuantizeRequest:
@@ -99,8 +96,6 @@ def run(compile_source: CompileSource, config: WgmmaQuantizeConfig, operands: Op
     groups = (m, padded_k(k) // BLOCK_K)
     group_scale = poison(groups, torch.float16) if config.has_group_scales else None
     lora_act = poison((m, padded_rank(rank)), operands.x.dtype) if rank else None
-    words = count_mailbox_words(config, m, rank)
-    mailbox = torch.full((words,), -1, dtype=torch.int32, device="cuda") if words else None
     rule = "none" if config.has_token_scale else config.activation.global_scale
     scale = {"none": None, "static": torch.tensor([STATIC_SCALE]).cuda()}.get(rule)
     alpha = partial = None
@@ -109,7 +104,7 @@ def run(compile_source: CompileSource, config: WgmmaQuantizeConfig, operands: Op
         partial = poison((count_amax_ctas(m, k, TARGET),), torch.float32)
     lora_down = None
     if operands.lora_down is not None:
-        lora_down = arrange_lora_down(operands.lora_down).cuda()
+        lora_down = pad_lora_down(operands.lora_down).cuda()
     tensors = (
         move_whole(operands.x),
         to_cuda(read_smooth(operands, config)),
@@ -118,18 +113,24 @@ def run(compile_source: CompileSource, config: WgmmaQuantizeConfig, operands: Op
         token_scale,
         group_scale,
         lora_act,
-        None if mailbox is None else mailbox.view(torch.uint32),
     )
     scales = (scale, alpha, partial, WEIGHT_SCALE, LORA_ACT_SCALE)
-    call(tensors, scales, GPU.num_sms // config.cluster_k)
+    call(tensors, scales, RESIDENT_CLUSTERS[config.cluster_k])
     return Result(
         act=act.cpu(),
         token_scale=to_cpu(token_scale),
         group_scale=to_cpu(group_scale),
         lora_act=to_cpu(lora_act),
         alpha=None if alpha is None else alpha.item(),
-        mailbox=to_cpu(mailbox),
     )
+
+
+def pad_lora_down(lora_down: torch.Tensor) -> torch.Tensor:
+    """Return lora_down [R, K] as placement makes it: [R_pad, K_pad], zeros in the padding."""
+    rank, k = lora_down.shape
+    padded = lora_down.new_zeros((padded_rank(rank), padded_k(k)))
+    padded[:rank, :k] = lora_down
+    return padded
 
 
 def move_whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -189,8 +190,6 @@ def assert_equals_reference(
     if result.alpha is not None:
         assert result.alpha == float(np.float32(wanted.global_scale) * np.float32(WEIGHT_SCALE))
         divisor = wanted.global_scale
-    if result.mailbox is not None:
-        assert (result.mailbox == -1).all()
     if result.lora_act is not None:
         assert_close_lora_act(result.lora_act, operands, divisor)
 

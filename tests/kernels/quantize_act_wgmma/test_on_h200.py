@@ -1,4 +1,4 @@
-"""The kernel on a virtual H200, bit by bit against the reference; on an H200, where there is one."""
+"""The kernel bit by bit against the reference: on an H200, virtual where there is none."""
 
 from typing import Any
 
@@ -8,7 +8,13 @@ import torch
 from halfbyte.formats.activation import ACTIVATION_FORMATS
 from tests.kernels.quantize_act_lora import contents
 from tests.kernels.quantize_act_lora.gpu_cases import CONTENTS
-from tests.kernels.quantize_act_lora.quantize_runs import Operands, Shape, make_operands, pad_rows
+from tests.kernels.quantize_act_lora.quantize_runs import (
+    LORA_ACT_SCALE,
+    Operands,
+    Shape,
+    make_operands,
+    pad_rows,
+)
 from tests.kernels.quantize_act_wgmma.quantize_runs import (
     CompileSource,
     check_call,
@@ -121,24 +127,29 @@ def test_any_cluster_gives_the_same_values(
     compile_source: CompileSource, mode: str, cluster_k: int
 ) -> None:
     operands = make_operands(Shape(140, 500, 40), "bfloat16")
-    blocks = -(-8 // cluster_k)
-    check_call(
-        compile_source, operands, mode, cluster_k=cluster_k, blocks=blocks, rank_tile=32, stages=2
-    )
+    choices = {"cluster_k": cluster_k, "rank_tile": 32, "tokens": 24, "stages": 2}
+    check_call(compile_source, operands, mode, **choices)
 
 
-@pytest.mark.parametrize("mode", ["fp8", "int8", "nvfp4_nunchaku"])
-def test_the_largest_tile_goes_through_few_slots(compile_source: CompileSource, mode: str) -> None:
+@pytest.mark.parametrize(("mode", "tokens"), [("fp8", 72), ("int8", 136), ("nvfp4_nunchaku", 136)])
+def test_a_large_tile(compile_source: CompileSource, mode: str, tokens: int) -> None:
     operands = make_operands(Shape(300, 3840, 128), "bfloat16")
-    check_call(compile_source, operands, mode, cluster_k=8, blocks=8, rank_tile=128, stages=1)
+    check_call(compile_source, operands, mode, cluster_k=2, rank_tile=128, tokens=tokens, stages=4)
+
+
+@pytest.mark.parametrize("k", [4200, 9000, 15000])
+@pytest.mark.parametrize("mode", ["fp8", "int4"])
+def test_long_rows_take_several_units(compile_source: CompileSource, mode: str, k: int) -> None:
+    check_call(compile_source, make_operands(Shape(11, k, 20), "bfloat16"), mode)
 
 
 def test_integers_are_summed_exactly(compile_source: CompileSource) -> None:
     operands = contents.make_integers(70, 600, 40, "float16")
-    result = check_call(compile_source, operands, "fp8", cluster_k=4, blocks=3, rank_tile=64)
+    choices = {"cluster_k": 4, "rank_tile": 64, "tokens": 40, "stages": 2}
+    result = check_call(compile_source, operands, "fp8", **choices)
     assert operands.lora_down is not None
     assert result.lora_act is not None
     assert result.token_scale is not None
-    exact = operands.x.double() @ operands.lora_down.double().T * 0.25
+    exact = operands.x.double() @ operands.lora_down.double().T * LORA_ACT_SCALE
     scaled = result.lora_act[:, :40].double() * result.token_scale.double()[:, None]
     torch.testing.assert_close(scaled, exact, rtol=0, atol=0)

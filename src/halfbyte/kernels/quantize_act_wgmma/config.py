@@ -1,9 +1,8 @@
 """What `quantize_act_wgmma` is asked, what it is compiled for, and which of that is legal. No CuTe.
 
-A *team* of CTAs owns a range of rows of x; each CTA of it owns a slice of K, `blocks` blocks of 64
-columns, for all of them. The slice of lora_down stays in shared memory for the whole kernel, x
-streams through a ring, 64 rows at a time and warpgroup, and is kept in registers from its product
-until the scale of its row is known. A team is one cluster, or `groups` of them.
+A cluster of `cluster_k` CTAs owns up to `tokens` rows of x. For lora_act each CTA multiplies all of
+these rows by its slice of K; what is quantized is a share of whole rows. Both read x, one from HBM
+and the other from L2, and neither waits for the other before the end.
 """
 
 import dataclasses
@@ -19,27 +18,31 @@ from halfbyte.formats.activation import ACTIVATION_FORMATS, ActivationFormat, ge
 TARGET: Final = "sm_90a"
 GPU: Final = GPUS["h200"]
 TOKEN_MODES: Final = ("fp8", "int8")  # one scale a row; any other mode is an activation format
-BLOCK_K: Final = 64  # columns of a block: 128 bytes of x, one swizzle span
+BLOCK_K: Final = 64  # columns of a ring slot: 128 bytes of x, one swizzle span
+ROW_BYTES: Final = 2 * BLOCK_K
 K_ALIGNMENT: Final = 128  # columns of act and lora_down
 RANK_ALIGNMENT: Final = 32
-TILE_ROWS: Final = 64  # rows of one warpgroup: of a wgmma
-BOX_ROWS: Final = 16  # rows of one load of x, and what ranges of rows are multiples of
-BOXES: Final = TILE_ROWS // BOX_ROWS
-SLOT_BYTES: Final = TILE_ROWS * BLOCK_K * 2
-CONSUMER_WARPGROUPS: Final = 2
-CONSUMER_THREADS: Final = 128 * CONSUMER_WARPGROUPS
-THREADS: Final = 128 + CONSUMER_THREADS  # the first warpgroup loads
-# Registers after setmaxnreg: 128 * (24 + 2 * 240) of the 384 * 168 that a CTA starts with.
-PRODUCER_REGISTERS: Final = 24
-CONSUMER_REGISTERS: Final = 240
+PRODUCT_RANKS: Final = 64  # of a warpgroup: rows of a wgmma
+WIDTH: Final = 16  # neighbouring columns that one thread quantizes
+QUANTIZE_THREADS: Final = 256
+SPAN: Final = WIDTH * QUANTIZE_THREADS  # columns of a row that the threads hold, a unit each
+REGISTER_ROWS: Final = 4  # units that a thread holds at once
+SMOOTH_REGISTER_UNITS: Final = 2  # whose factors fit beside them; else they lie in shared memory
 
 RANK_TILES: Final = (0, 16, 32, 64, 128)
 CLUSTERS: Final = (1, 2, 4, 8)
-MAX_GROUPS: Final = 16
+# Clusters that an H200 holds at once: its GPCs have 16 or 18 SMs.
+RESIDENT_CLUSTERS: Final = {1: 132, 2: 66, 4: 32, 8: 16}
+MAX_TOKENS: Final = 256  # the N of a wgmma
+MAX_ACCUMULATORS: Final = 72  # float32 registers of a product thread
+LOAD_REGISTERS: Final = 24  # of the warpgroup that loads
+_ADDRESS_REGISTERS: Final = 32  # of a product thread, beside its accumulators
+MAX_UNITS: Final = 8
 MAX_STAGES: Final = 8
-MAX_BLOCKS: Final = 8  # blocks of 64 rows that a thread keeps: 16 registers each
-_BARRIER_BYTES: Final = 896
-_SCRATCH_BYTES: Final = 128  # a word a warp
+_ROWS_WITHOUT_PRODUCT: Final = 8  # of a CTA that only quantizes: several share an SM
+_BARRIER_BYTES: Final = 256
+_MAXIMA_BYTES: Final = 2 * REGISTER_ROWS * QUANTIZE_THREADS // 32 * 4
+_SWIZZLE_ALIGN_BYTES: Final = 1024
 
 
 @dataclass(frozen=True)
@@ -71,16 +74,16 @@ class WgmmaQuantizeRequest:
 
 @dataclass(frozen=True)
 class WgmmaQuantizeConfig:
-    """All compile-time choices; M, K and R stay dynamic, as far as the slices of K reach.
+    """All compile-time choices; M and R stay dynamic, and K up to `units` spans.
 
     Attributes:
         mode, dtype, has_smooth, shift, x_is_aligned, use_pdl: as in the request.
-        rank_tile: ranks of one CTA, 0 for no low-rank branch; a larger rank takes more teams for
-            the same rows, of which the first writes act.
-        blocks: blocks of 64 columns of one CTA.
-        cluster_k: CTAs of a cluster, which split K.
-        groups: clusters of a team.
-        stages: ring slots of each warpgroup.
+        rank_tile: ranks of one cluster, 0 for no low-rank branch; a larger rank takes more clusters
+            for the same rows, of which the first writes act.
+        tokens: rows of a cluster at most, the N of a wgmma.
+        cluster_k: CTAs of a cluster, which split K of the product.
+        stages: ring slots.
+        units: sixteens of columns of a thread in a row: K is at most units * 4096.
     """
 
     mode: str
@@ -90,10 +93,10 @@ class WgmmaQuantizeConfig:
     x_is_aligned: bool = True
     use_pdl: bool = False
     rank_tile: int = 128
-    blocks: int = 8
-    cluster_k: int = 8
-    groups: int = 1
-    stages: int = 3
+    tokens: int = 72
+    cluster_k: int = 2
+    stages: int = 4
+    units: int = 1
 
     @property
     def has_token_scale(self) -> bool:
@@ -133,76 +136,103 @@ class WgmmaQuantizeConfig:
         return TARGET
 
     @property
+    def product_warpgroups(self) -> int:
+        """Warpgroups that multiply, 64 ranks each."""
+        return -(-self.rank_tile // PRODUCT_RANKS)
+
+    @property
+    def product_threads(self) -> int:
+        """Threads that multiply; the quantizing ones follow, then the warpgroup that loads."""
+        return 128 * self.product_warpgroups
+
+    @property
     def threads(self) -> int:
         """Threads of a CTA."""
-        return THREADS
+        return self.product_threads + QUANTIZE_THREADS + 128 * (self.rank_tile > 0)
 
     @property
-    def team(self) -> int:
-        """CTAs that share rows and split K."""
-        return self.cluster_k * self.groups
+    def launch_registers(self) -> int:
+        """Registers of a thread before they are shared out by role."""
+        return GPU.registers_per_sm // self.threads // 8 * 8
 
     @property
-    def columns(self) -> int:
-        """The largest padded K."""
-        return self.team * self.blocks * BLOCK_K
+    def product_registers(self) -> int:
+        """Registers of a product thread: accumulators and addresses."""
+        return max(56, -(-(self.tokens // 2 + _ADDRESS_REGISTERS) // 8) * 8)
 
     @property
-    def share(self) -> int:
-        """Rows of a tile whose sums one CTA of a cluster adds up."""
-        return TILE_ROWS // self.cluster_k
+    def quantize_registers(self) -> int:
+        """Registers of a quantizing thread: what the others leave."""
+        others = 128 * LOAD_REGISTERS + self.product_threads * self.product_registers
+        left = self.launch_registers * self.threads - others
+        return min(240, left // QUANTIZE_THREADS // 8 * 8)
 
     @property
-    def lora_down_bytes(self) -> int:
-        """Shared memory of the slice of lora_down."""
-        return self.blocks * self.rank_tile * BLOCK_K * 2
+    def rows_at_once(self) -> int:
+        """Rows of x that the quantizing threads hold, and as many that are on their way."""
+        return max(1, REGISTER_ROWS // self.units)
 
     @property
-    def ring_offset(self) -> int:
-        """Where the slots of x start in shared memory, behind lora_down."""
-        return self.lora_down_bytes
+    def has_shared_smooth(self) -> bool:
+        """Whether factors lie in shared memory, and not in registers."""
+        return self.has_smooth and self.units > SMOOTH_REGISTER_UNITS
+
+    @property
+    def lora_down_slot_bytes(self) -> int:
+        """Shared memory of a block of lora_down; a wgmma reads 64 rows, however many are loaded."""
+        return self.product_warpgroups * PRODUCT_RANKS * ROW_BYTES
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes that are loaded into one slot."""
+        return (self.tokens + self.rank_tile) * ROW_BYTES
+
+    @property
+    def slot_bytes(self) -> int:
+        """Shared memory of one slot: lora_down, then x."""
+        x_bytes = -(-self.tokens * ROW_BYTES // _SWIZZLE_ALIGN_BYTES) * _SWIZZLE_ALIGN_BYTES
+        return (self.lora_down_slot_bytes + x_bytes) * (self.rank_tile > 0)
+
+    @property
+    def sum_pitch(self) -> int:
+        """Float32 from one row of partial sums to the next: 4 more than needed avoid conflicts."""
+        return self.rank_tile + 4
 
     @property
     def sums_offset(self) -> int:
-        """Where partial sums arrive: float32 [sender, row of the share, rank]."""
-        return self.ring_offset + CONSUMER_WARPGROUPS * self.stages * SLOT_BYTES
+        """Where partial sums lie in shared memory: float32 [row of the cluster, rank]."""
+        return self.stages * self.slot_bytes
+
+    @property
+    def scales_offset(self) -> int:
+        """Where scales of this CTA's rows lie, float32."""
+        return self.sums_offset + 4 * self.tokens * self.sum_pitch * (self.rank_tile > 0)
 
     @property
     def maxima_offset(self) -> int:
-        """Where maxima arrive: float32 [sender, pair of rows, 2]."""
-        return self.sums_offset + 4 * TILE_ROWS * self.rank_tile
-
-    @property
-    def smooth_offset(self) -> int:
-        """Where the slice of smooth lies, float32."""
-        return self.maxima_offset + self.cluster_k * TILE_ROWS * 4 * self.has_token_scale
+        """Where maxima of rows meet: float32 [buffer, row, warp]."""
+        return self.scales_offset + -(-4 * self.tokens // 16) * 16
 
     @property
     def barrier_offset(self) -> int:
         """Where the barriers start."""
-        return self.smooth_offset + self.blocks * BLOCK_K * 4 * self.has_smooth
+        return self.maxima_offset + _MAXIMA_BYTES
 
     @property
-    def scratch_offset(self) -> int:
-        """Where the maxima of warps meet on the way to a dynamic global scale."""
+    def smooth_offset(self) -> int:
+        """Where factors lie, float32, if they do."""
         return self.barrier_offset + _BARRIER_BYTES
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a CTA."""
-        return self.scratch_offset + _SCRATCH_BYTES
-
-    @property
-    def kept_registers(self) -> int:
-        """Registers of a thread that hold x and accumulators."""
-        kept = 16 * self.blocks if self.has_token_scale else 16
-        return kept + self.rank_tile // 2
+        return self.smooth_offset + 4 * SPAN * self.units * self.has_shared_smooth
 
     def __str__(self) -> str:
         """Return the configuration in one line."""
         return (
-            f"{self.mode} {self.dtype}: {self.blocks} blocks a CTA, cluster {self.cluster_k} x "
-            f"{self.groups}, rank tile {self.rank_tile}, {self.stages} stages, "
+            f"{self.mode} {self.dtype}: {self.tokens} tokens, rank tile {self.rank_tile}, cluster "
+            f"{self.cluster_k}, {self.stages} stages, {self.units} units, "
             f"{self.shared_bytes} B shared"
         )
 
@@ -223,33 +253,32 @@ def _find_reasons(config: WgmmaQuantizeConfig) -> Iterator[str]:
         ("dtype", config.dtype, ("float16", "bfloat16")),
         ("rank_tile", config.rank_tile, RANK_TILES),
         ("cluster_k", config.cluster_k, CLUSTERS),
-        ("groups", config.groups, tuple(range(1, MAX_GROUPS + 1))),
-        ("stages", config.stages, tuple(range(1, MAX_STAGES + 1))),
+        ("stages", config.stages, tuple(range(2, MAX_STAGES + 1))),
+        ("units", config.units, tuple(range(1, MAX_UNITS + 1))),
+        ("tokens", config.tokens, tuple(range(8, MAX_TOKENS + 1, 8))),
     ):
         if value not in known:
             yield f"{name} is {value!r}, must be one of {known}"
             return  # the sizes below need legal values
-    if config.blocks < 1 or (config.has_token_scale and config.blocks > MAX_BLOCKS):
-        yield f"blocks is {config.blocks}: a thread keeps 1 to {MAX_BLOCKS} blocks of its rows"
-    if config.groups > 1 and config.share % config.groups:
-        yield f"{config.groups} groups do not divide the {config.share} rows of a CTA's share"
+    if config.rank_tile and config.tokens // 2 > MAX_ACCUMULATORS:
+        yield (
+            f"tokens is {config.tokens}: {config.tokens // 2} accumulators a thread, at most "
+            f"{MAX_ACCUMULATORS}"
+        )
     if config.shift and not config.has_token_scale:
         yield f"shift is {config.shift}: mode {config.mode} has its format's"
     if config.shared_bytes > GPU.shared_bytes_per_cta:
         yield (
-            f"shared memory: {config.lora_down_bytes} B of lora_down, 2 x {config.stages} slots of "
-            f"{SLOT_BYTES} B, sums and scales need {config.shared_bytes} B, "
-            f"{GPU.name} has {GPU.shared_bytes_per_cta} B a CTA"
+            f"shared memory: {config.stages} slots of {config.slot_bytes} B, sums and factors need "
+            f"{config.shared_bytes} B, {GPU.name} has {GPU.shared_bytes_per_cta} B a CTA"
         )
 
 
 def choose_config(request: WgmmaQuantizeRequest) -> WgmmaQuantizeConfig:
     """Return the legal configuration of fewest `estimate_ns`."""
-    blocks_of_k = padded_k(request.k) // BLOCK_K
+    units = -(-padded_k(request.k) // SPAN)
     candidates = []
-    for cluster_k, groups, rank_tile in itertools.product(
-        CLUSTERS, (1, 2, 4, 8), _list_rank_tiles(request.rank)
-    ):
+    for cluster_k, rank_tile in itertools.product(CLUSTERS, _list_rank_tiles(request.rank)):
         config = WgmmaQuantizeConfig(
             mode=request.mode,
             dtype=request.dtype,
@@ -258,17 +287,20 @@ def choose_config(request: WgmmaQuantizeRequest) -> WgmmaQuantizeConfig:
             x_is_aligned=request.x_is_aligned,
             use_pdl=request.use_pdl,
             rank_tile=rank_tile,
-            blocks=-(-blocks_of_k // (cluster_k * groups)),
             cluster_k=cluster_k,
-            groups=groups,
-            stages=1,
+            stages=2,
+            units=min(units, MAX_UNITS + 1),
         )
-        config = dataclasses.replace(config, stages=_choose_stages(config))
-        if not any(_find_reasons(config)) and count_teams(config, request) >= 1:
+        config = dataclasses.replace(config, tokens=_choose_tokens(config, request))
+        config = dataclasses.replace(config, stages=_choose_stages(config, request.k))
+        if not any(_find_reasons(config)):
             candidates.append(config)
     if not candidates:
-        raise UsageError(f"quantize_act_wgmma has no legal configuration for {request!r}")
-    return min(candidates, key=lambda one: (estimate_ns(request, one), one.groups, one.cluster_k))
+        raise UsageError(
+            f"quantize_act_wgmma has no legal configuration for {request!r}: K is at most "
+            f"{MAX_UNITS * SPAN}"
+        )
+    return min(candidates, key=lambda one: (estimate_ns(request, one), one.cluster_k))
 
 
 def _list_rank_tiles(rank: int) -> tuple[int, ...]:
@@ -277,52 +309,66 @@ def _list_rank_tiles(rank: int) -> tuple[int, ...]:
     return tuple(tile for tile in RANK_TILES if 0 < tile <= max(16, padded_rank(rank)))
 
 
-def _choose_stages(config: WgmmaQuantizeConfig) -> int:
-    room = GPU.shared_bytes_per_cta - config.shared_bytes
-    most = min(MAX_STAGES, 1 + room // (CONSUMER_WARPGROUPS * SLOT_BYTES))
-    return max(1, min(most, 2 * config.blocks))
+def _choose_tokens(config: WgmmaQuantizeConfig, request: WgmmaQuantizeRequest) -> int:
+    """Return the rows of a cluster where all are resident at once, or the most there can be."""
+    if not request.rank:
+        return _ROWS_WITHOUT_PRODUCT
+    resident = max(1, count_resident(config, request.rank))
+    rows = -(-request.m // resident)
+    wanted = -(-rows // 8) * 8
+    return max(8, min(wanted, 2 * MAX_ACCUMULATORS))
+
+
+def _choose_stages(config: WgmmaQuantizeConfig, k: int) -> int:
+    if not config.slot_bytes:
+        return 2
+    room = GPU.shared_bytes_per_cta - dataclasses.replace(config, stages=0).shared_bytes
+    blocks = -(-k // BLOCK_K)
+    return max(2, min(MAX_STAGES, room // config.slot_bytes, -(-blocks // config.cluster_k)))
 
 
 def count_rank_tiles(config: WgmmaQuantizeConfig, rank: int) -> int:
-    """Return the teams that share rows, each with its ranks."""
+    """Return the clusters that share rows, each with its ranks."""
     return -(-padded_rank(rank) // config.rank_tile) if config.rank_tile else 1
 
 
-def count_teams(config: WgmmaQuantizeConfig, request: WgmmaQuantizeRequest) -> int:
-    """Return the teams side by side along the rows; 0 where not even one is resident."""
-    resident = GPU.num_sms // config.cluster_k
-    room = resident // (config.groups * count_rank_tiles(config, request.rank))
-    return min(room, -(-request.m // TILE_ROWS))
+def count_resident(config: WgmmaQuantizeConfig, rank: int) -> int:
+    """Return the clusters side by side along the rows that an H200 holds at once."""
+    return RESIDENT_CLUSTERS[config.cluster_k] // count_rank_tiles(config, rank)
 
 
-# Figures of the rule below, for an H200 at 1.7 GHz; docs/kernels/quantize_act_wgmma.md.
+# Figures of the rule below, for an H200; docs/kernels/quantize_act_wgmma.md.
 _MEMORY_BYTES_PER_NS: Final = 4300.0
-_L2_BYTES_PER_NS: Final = 5500.0
+_L2_BYTES_PER_NS: Final = 6500.0
 _FILL_BYTES_PER_NS: Final = 100.0  # what one SM takes in
-_BLOCK_NS: Final = 110.0  # of one warpgroup and block: product, maximum, quantization
-_TILE_NS: Final = 900.0  # from the last block of a tile to its last store
-_LAUNCH_NS: Final = 2000.0
-_GROUP_NS: Final = 1500.0  # an exchange over global memory
+_ROW_BYTES_PER_NS: Final = 20.0  # of x that the quantizing threads of one SM get through
+_LAUNCH_NS: Final = 2500.0
+_CLUSTER_NS: Final = 300.0  # of a cluster barrier, more for more CTAs
+_SUM_BYTES_PER_NS: Final = 30.0  # of a neighbour's shared memory
 
 
 def estimate_ns(request: WgmmaQuantizeRequest, config: WgmmaQuantizeConfig) -> float:
     """Return the modelled time of a call; a rule to rank configurations, not a measurement."""
-    teams = count_teams(config, request)
     rank_tiles = count_rank_tiles(config, request.rank)
-    ctas = teams * rank_tiles * config.team
-    row_units = -(-request.m // BOX_ROWS)
-    tiles = -(-(-(-row_units // teams) * BOX_ROWS) // TILE_ROWS)
-    columns = config.blocks * BLOCK_K
+    resident = max(1, count_resident(config, request.rank))
+    clusters = -(-request.m // config.tokens)
+    waves = -(-clusters // resident)
+    clusters = max(clusters, min(resident, -(-request.m // 8)))
+    rows = -(-request.m // clusters)
+    ctas = clusters * rank_tiles * config.cluster_k
     x_bytes = 2.0 * request.m * request.k
-    memory = (x_bytes + request.m * (request.k * config.act_bytes + 2 * request.rank)) / (
-        _MEMORY_BYTES_PER_NS
-    )
-    l2 = (rank_tiles * x_bytes + ctas * config.lora_down_bytes) / _L2_BYTES_PER_NS
-    fill = (2.0 * columns * tiles * TILE_ROWS + config.lora_down_bytes) / _FILL_BYTES_PER_NS
-    work = -(-tiles // CONSUMER_WARPGROUPS) * (config.blocks * _BLOCK_NS + _TILE_NS)
-    first = config.lora_down_bytes / _FILL_BYTES_PER_NS
-    exchange = _GROUP_NS * (config.groups > 1)
-    return max(memory, l2, fill, work + first) + _LAUNCH_NS + _TILE_NS + exchange
+    written = request.m * (request.k * config.act_bytes + 2 * request.rank)
+    slice_bytes = 2.0 * request.k / config.cluster_k
+    share = -(-rows // config.cluster_k)
+    product = slice_bytes * (rows + config.rank_tile) * (config.rank_tile > 0)
+    quantized = 2.0 * request.k * share
+    one_sm = waves * (product + quantized) / _FILL_BYTES_PER_NS
+    quantizing = waves * quantized / _ROW_BYTES_PER_NS
+    all_sms = ctas * (product + quantized) / _L2_BYTES_PER_NS
+    memory = (x_bytes + written) / _MEMORY_BYTES_PER_NS
+    sums = 4.0 * share * config.rank_tile * (config.cluster_k - 1) / _SUM_BYTES_PER_NS
+    barriers = 2 * _CLUSTER_NS * config.cluster_k**0.5
+    return max(memory, one_sm, all_sms, quantizing) + _LAUNCH_NS + waves * (sums + barriers)
 
 
 def padded_k(k: int) -> int:
@@ -333,17 +379,3 @@ def padded_k(k: int) -> int:
 def padded_rank(rank: int) -> int:
     """Return the columns of lora_act: R rounded up to 32."""
     return -(-rank // RANK_ALIGNMENT) * RANK_ALIGNMENT
-
-
-def count_mailbox_words(config: WgmmaQuantizeConfig, m: int, rank: int) -> int:
-    """Return the 32-bit words of the mailbox through which the groups of a team meet; 0 for one.
-
-    Each CTA has, for each tile and each other group, the maxima of 64 rows and its share of sums.
-    """
-    if config.groups == 1:
-        return 0
-    teams = GPU.num_sms // config.team
-    tiles = -(-m // TILE_ROWS) + teams  # each team's last tile may be a part of one
-    sums = config.share // config.groups * config.rank_tile
-    words = TILE_ROWS * config.has_token_scale + sums
-    return tiles * count_rank_tiles(config, rank) * config.team * config.groups * words

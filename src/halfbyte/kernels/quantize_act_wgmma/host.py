@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float16, Float32, Int32, Uint32
+from cutlass import Float16, Float32, Int32
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_fake_tensor
 
 from halfbyte.kernels.quantize_act_lora.kernel import GlobalScales
@@ -31,7 +31,6 @@ class QuantizeTensors(NamedTuple):
     token_scale: Any
     act_group_scale: Any
     lora_act: Any
-    mailbox: Any
 
 
 def make_host_function(
@@ -61,7 +60,7 @@ def _make_fake_tensors(config: WgmmaQuantizeConfig) -> QuantizeTensors:
     return QuantizeTensors(
         x=_make_x(config, m),
         smooth=_make_vector(Float32, cute.sym_int32()) if config.has_smooth else None,
-        lora_down=_make_rows(element, cute.sym_int32(), K_ALIGNMENT) if has_rank else None,
+        lora_down=_make_rows(element, cute.sym_int32(), 1) if has_rank else None,
         act=_make_rows(_ACT_TYPES[config.act_dtype], m, K_ALIGNMENT),
         token_scale=_make_vector(Float32, m) if config.has_token_scale else None,
         act_group_scale=make_fake_tensor(
@@ -70,7 +69,6 @@ def _make_fake_tensors(config: WgmmaQuantizeConfig) -> QuantizeTensors:
         if config.has_group_scales
         else None,
         lora_act=_make_rows(element, m, ROW_ALIGNMENT_BYTES // 2) if has_rank else None,
-        mailbox=_make_vector(Uint32, cute.sym_int32()) if config.groups > 1 else None,
     )
 
 

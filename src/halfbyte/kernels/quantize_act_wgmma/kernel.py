@@ -1,14 +1,13 @@
-"""The kernel: one read of x gives act, its scales and the low-rank product."""
+"""The kernel: x once from HBM gives act, its scales and the low-rank product."""
 
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Float32, Int32, Int64, Uint8
+from cutlass import Int32, Int64, Uint8
 
-from halfbyte.device.memory_access import ld_global_f32, st_shared_f32
-from halfbyte.device.operand_load import TmaOperand
+from halfbyte.device.operand_load import BlockLoad, TmaOperand
 from halfbyte.device.ring_position import Ring
 from halfbyte.device.scaled_product import FLOAT_TYPES
 from halfbyte.device.swizzled_box import make_box_tensor, make_load_operand, partition_boxes
@@ -20,28 +19,22 @@ from halfbyte.kernels.quantize_act_lora.amax_pass import (
 )
 from halfbyte.kernels.quantize_act_lora.kernel import GlobalScales
 from halfbyte.kernels.quantize_act_lora.tile_load import Matrix
-from halfbyte.kernels.quantize_act_wgmma.block_rows import BlockConsumer
+from halfbyte.kernels.quantize_act_wgmma.block_rows import BlockRows
 from halfbyte.kernels.quantize_act_wgmma.config import (
     BLOCK_K,
-    BOX_ROWS,
-    BOXES,
-    CONSUMER_REGISTERS,
-    CONSUMER_WARPGROUPS,
-    PRODUCER_REGISTERS,
-    SLOT_BYTES,
-    THREADS,
-    TILE_ROWS,
+    LOAD_REGISTERS,
+    QUANTIZE_THREADS,
+    ROW_BYTES,
     WgmmaQuantizeConfig,
 )
-from halfbyte.kernels.quantize_act_wgmma.consumer import Consumer
-from halfbyte.kernels.quantize_act_wgmma.exchange import TileExchange
-from halfbyte.kernels.quantize_act_wgmma.fragment import ROW_BYTES, make_fragment_place
-from halfbyte.kernels.quantize_act_wgmma.load_roles import LoadRoles
-from halfbyte.kernels.quantize_act_wgmma.token_rows import TokenConsumer
-from halfbyte.kernels.quantize_act_wgmma.work import Outputs, Work, share_rows
+from halfbyte.kernels.quantize_act_wgmma.product import LoadRole, ProductRole, finish_sums
+from halfbyte.kernels.quantize_act_wgmma.token_rows import TokenRows
+from halfbyte.kernels.quantize_act_wgmma.units import make_units
+from halfbyte.kernels.quantize_act_wgmma.work import Outputs, Work, share_blocks, share_rows
 
-LORA_DOWN_WARP = CONSUMER_WARPGROUPS  # behind the warps that load x
+SMOOTH_BARRIER = 2  # named barrier of the quantizing threads
 _SWIZZLE_ALIGN = 1024
+_ROW_STEP = 8  # rows that a cluster has at least, where there are fewer clusters than fit
 
 
 class QuantizeActWgmma:
@@ -53,17 +46,12 @@ class QuantizeActWgmma:
 
     @cute.jit
     def __call__(
-        self,
-        tensors: Any,
-        scales: GlobalScales,
-        max_clusters: Int32,
-        stream: CUstream,
+        self, tensors: Any, scales: GlobalScales, max_clusters: Int32, stream: CUstream
     ) -> None:
         """Launch the kernel on `stream`, behind the first pass where the mode is dynamic.
 
         Args:
-            tensors: (x, smooth, lora_down, act, token_scale, act_group_scale, lora_act, mailbox);
-                see `source.make_source`.
+            tensors: see `source.make_source`.
             scales: see GlobalScales.
             max_clusters: clusters that are resident at once.
             stream: the CUDA stream.
@@ -78,20 +66,17 @@ class QuantizeActWgmma:
                 use_pdl=config.use_pdl,
             )
         rank_tiles = Int32(1)
-        lora_operand = None
+        operands = None
         if cutlass.const_expr(config.rank_tile > 0):
             rank_tiles = cute.ceil_div(lora_down.shape[0], config.rank_tile)
-            lora_operand = make_load_operand(lora_down, config.rank_tile, ROW_BYTES, False)
-        x_operand = None
-        if cutlass.const_expr(config.x_is_aligned):
-            x_operand = make_load_operand(x, BOX_ROWS, ROW_BYTES, False)
-        tiles = cute.ceil_div(x.shape[0], TILE_ROWS)
-        resident = max_clusters // (rank_tiles * config.groups)
-        teams = cutlass.select_(resident < tiles, resident, tiles)
-        teams = Int32(cutlass.select_(teams < 1, Int32(1), teams))
-        self.kernel(tensors, scales, x_operand, lora_operand).launch(
-            grid=(teams * config.team, rank_tiles, 1),
-            block=(THREADS, 1, 1),
+            x_operand = None
+            if cutlass.const_expr(config.x_is_aligned):
+                x_operand = make_load_operand(x, config.tokens, ROW_BYTES, False)
+            operands = x_operand, make_load_operand(lora_down, config.rank_tile, ROW_BYTES, False)
+        clusters = count_clusters(x.shape[0], max_clusters // rank_tiles, config.tokens)
+        self.kernel(tensors, scales, operands).launch(
+            grid=(clusters * config.cluster_k, rank_tiles, 1),
+            block=(config.threads, 1, 1),
             cluster=(config.cluster_k, 1, 1),
             smem=config.shared_bytes,
             min_blocks_per_mp=1,
@@ -100,14 +85,8 @@ class QuantizeActWgmma:
         )
 
     @cute.kernel
-    def kernel(
-        self,
-        tensors: Any,
-        scales: GlobalScales,
-        x_operand: TmaOperand | None,
-        lora_operand: TmaOperand | None,
-    ) -> None:
-        """Run one CTA: the rows of its team, its slice of K, its ranks."""
+    def kernel(self, tensors: Any, scales: GlobalScales, operands: Any) -> None:
+        """Run one CTA."""
         config = self.config
         if cutlass.const_expr(config.use_pdl):
             cute.arch.griddepcontrol_launch_dependents()
@@ -117,79 +96,101 @@ class QuantizeActWgmma:
         shared = cutlass.memory.SmemAllocator().allocate_array(
             Uint8, config.shared_bytes, byte_alignment=_SWIZZLE_ALIGN
         )
-        slice_of_k = block % config.team
-        first_block = slice_of_k * config.blocks
-        rings = make_rings(shared, config)
-        init_barriers(rings, shared, thread, config)
-        if cutlass.const_expr(config.has_smooth):
-            copy_smooth(tensors.smooth, first_block, shared.toint(), thread, config)
+        ring = init_ring(shared, thread, config)
         global_scale = None
         if cutlass.const_expr(not config.has_token_scale):
             if cutlass.const_expr(config.use_pdl):
                 cute.arch.griddepcontrol_wait()  # its scale may be the previous kernel's
-            global_scale = read_global_scale(
-                scales, shared.toint() + config.scratch_offset, thread, config
-            )
+            maxima = shared.toint() + config.maxima_offset
+            global_scale = read_global_scale(scales, maxima, thread, config)
             if cutlass.const_expr(has_dynamic_scale(config)):
                 is_first = (thread == 0) & (block == 0) & (rank_tile == 0)
                 store_global_scale(scales, global_scale, is_first)
-        cute.arch.cluster_arrive()
-        cute.arch.cluster_wait()
-        divisor = global_scale if has_dynamic_scale(config) else None
+        rank = block % config.cluster_k
+        x, smooth = tensors.x, tensors.smooth
         work = Work(
-            rows=share_rows(tensors.x.shape[0], block // config.team, ctas // config.team),
-            num_rows=Int32(tensors.x.shape[0]),
-            num_columns=Int32(tensors.x.shape[1]),
-            first_block=first_block,
-            slice=slice_of_k,
+            rows=share_rows(
+                Int32(x.shape[0]),
+                ctas // config.cluster_k,
+                block // config.cluster_k,
+                rank,
+                config.cluster_k,
+            ),
+            blocks=share_blocks(Int32(x.shape[1]), rank, config.cluster_k),
+            x=Matrix(x.iterator.toint(), Int32(x.shape[0]), Int32(x.shape[1]), Int64(x.stride[0])),
+            smooth=None if smooth is None else smooth.iterator.toint(),
             is_writing=rank_tile == 0,
-            x_rings=rings[0].barriers,
-            lora_barriers=locate_lora_barriers(shared, config),
+            rank=rank,
+            ring=ring,
             shared=shared.toint(),
-            exchange=make_exchange(rings, shared, block % config.cluster_k, config),
-            outputs=make_outputs(tensors, first_block, rank_tile, config),
+            outputs=make_outputs(tensors, rank_tile, config),
             factor=scales.lora_act,
-            global_scale=divisor,
+            global_scale=global_scale if has_dynamic_scale(config) else None,
             config=config,
         )
-        roles = LoadRoles(
-            work=work,
-            x=partition_x(x_operand, shared, config),
-            matrix=make_matrix(tensors.x, work),
-            lora_down=partition_lora_down(lora_operand, shared, config),
-            rank_tile=rank_tile,
-        )
-        run_roles(roles, work, global_scale, thread, config)
-        cute.arch.cluster_arrive()  # nobody leaves while a peer may still send to it
-        cute.arch.cluster_wait()
+        load = make_load_role(work, operands, shared, rank_tile)
+        run_roles(work, load, global_scale, thread, config)
+        if cutlass.const_expr(config.rank_tile > 0):
+            cute.arch.cluster_arrive()  # partial sums and scales are there
+            cute.arch.cluster_wait()
+            finish_sums(work, thread, config.threads)
+            cute.arch.cluster_arrive()  # nobody leaves while a peer may still read its sums
+            cute.arch.cluster_wait()
 
 
 @cute.jit
 def run_roles(
-    roles: LoadRoles, work: Work, global_scale: Any, thread: Int32, config: cutlass.Constexpr
+    work: Work, load: Any, global_scale: Any, thread: Int32, config: cutlass.Constexpr
 ) -> None:
-    """Give each warp its role."""
+    """Give each warp its role: product warpgroups, then quantizing warps, then the load warp."""
     warp = cute.arch.make_warp_uniform(thread // 32)
-    if warp < 4:
-        cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
-        if warp < CONSUMER_WARPGROUPS:
+    first = cutlass.const_expr(config.product_threads // 32)
+    last = cutlass.const_expr(first + QUANTIZE_THREADS // 32)
+    if (warp >= first) & (warp < last):
+        if cutlass.const_expr(config.rank_tile > 0):
+            change_registers(config.quantize_registers, config)
+        quantize_rows(work, global_scale, thread - config.product_threads, config)
+    if cutlass.const_expr(config.rank_tile > 0):
+        if warp < first:
+            change_registers(config.product_registers, config)
+            ProductRole(work, thread).run()
             if cutlass.const_expr(config.use_pdl):
-                cute.arch.griddepcontrol_wait()
-            roles.x_role(warp, thread % 32)
-        if cutlass.const_expr(config.rank_tile > 0):  # noqa: SIM102 - one is compile-time
-            if warp == LORA_DOWN_WARP:
-                roles.lora_down_role()
+                cute.arch.griddepcontrol_wait()  # lora_act is written after it
+        if warp >= last:
+            change_registers(LOAD_REGISTERS, config)
+            if warp == last:
+                load.run(thread % 32)
+
+
+def change_registers(registers: int, config: WgmmaQuantizeConfig) -> None:
+    """Let a warpgroup have so many registers a thread from here on."""
+    if registers > config.launch_registers:
+        cute.arch.setmaxregister_increase(registers)
+    elif registers < config.launch_registers:
+        cute.arch.setmaxregister_decrease(registers)
+
+
+@cute.jit
+def quantize_rows(work: Work, global_scale: Any, thread: Int32, config: cutlass.Constexpr) -> None:
+    """Quantize this CTA's rows; the quantizing threads call it."""
+    units = make_units(work, thread)
+    if cutlass.const_expr(config.use_pdl):
+        cute.arch.griddepcontrol_wait()  # x is there, and nobody reads act any more
+    if cutlass.const_expr(config.has_shared_smooth):
+        cute.arch.barrier(barrier_id=SMOOTH_BARRIER, number_of_threads=QUANTIZE_THREADS)
+    if cutlass.const_expr(config.has_token_scale):
+        TokenRows(units).run()
     else:
-        cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
-        if cutlass.const_expr(config.use_pdl):
-            cute.arch.griddepcontrol_wait()  # act may still be read by the kernel before
-        thread_of_warpgroup = thread % 128
-        place = make_fragment_place(thread_of_warpgroup)
-        if cutlass.const_expr(config.has_token_scale):
-            TokenConsumer(work, warp // 4 - 1, thread_of_warpgroup, place).run()
-        else:
-            consumer = Consumer(work, warp // 4 - 1, thread_of_warpgroup, place)
-            BlockConsumer(consumer, global_scale).run()
+        if work.is_writing:
+            BlockRows(units, global_scale).run()
+
+
+def count_clusters(rows: Int32, resident: Int32, tokens: int) -> Int32:
+    """Return the clusters along the rows: as many as are resident, but of 8 rows at least."""
+    needed = (rows + (tokens - 1)) // tokens
+    most = (rows + (_ROW_STEP - 1)) // _ROW_STEP
+    wanted = cutlass.select_(resident < most, resident, most)
+    return Int32(cutlass.select_(wanted < needed, needed, wanted))
 
 
 def has_dynamic_scale(config: WgmmaQuantizeConfig) -> bool:
@@ -197,120 +198,62 @@ def has_dynamic_scale(config: WgmmaQuantizeConfig) -> bool:
     return not config.has_token_scale and config.activation.global_scale == "dynamic"
 
 
-def make_rings(shared: Any, config: WgmmaQuantizeConfig) -> tuple[Ring, ...]:
-    """Return the rings of x of each consumer warpgroup, and that of the sums."""
-    barriers = cute.recast_ptr(shared + config.barrier_offset, dtype=Int64)
-    step = 2 * config.stages
-    x_rings = [Ring(barriers + index * step, config.stages) for index in range(CONSUMER_WARPGROUPS)]
-    return (*x_rings, Ring(barriers + CONSUMER_WARPGROUPS * step, 1))
-
-
-def locate_lora_barriers(shared: Any, config: WgmmaQuantizeConfig) -> Any:
-    """Return the first full barrier of lora_down: one for each block."""
-    barriers = cute.recast_ptr(shared + config.barrier_offset, dtype=Int64)
-    return barriers + CONSUMER_WARPGROUPS * 2 * config.stages + 2
-
-
 @cute.jit
-def init_barriers(rings: Any, shared: Any, thread: Int32, config: cutlass.Constexpr) -> None:
-    """Initialise all barriers."""
-    if thread == 0:
-        for ring in rings[:CONSUMER_WARPGROUPS]:
-            ring.init(full_arrivals=1, empty_arrivals=4)
-        warps = 4 * config.cluster_k
-        rings[CONSUMER_WARPGROUPS].init(full_arrivals=warps, empty_arrivals=warps)
-        lora_barriers = locate_lora_barriers(shared, config)
-        for index in cutlass.range_constexpr(config.blocks):
-            cute.arch.mbarrier_init(lora_barriers + index, 1)
-    cute.arch.mbarrier_init_fence()
-    cute.arch.sync_threads()
+def init_ring(shared: Any, thread: Int32, config: cutlass.Constexpr) -> Any:
+    """Return the ring of the product, its barriers initialised; None without rank."""
+    ring = None
+    if cutlass.const_expr(config.rank_tile > 0):
+        ring = Ring(cute.recast_ptr(shared + config.barrier_offset, dtype=Int64), config.stages)
+        if thread == 0:
+            full_arrivals = cutlass.const_expr(1 if config.x_is_aligned else 2)
+            ring.init(full_arrivals, config.product_warpgroups)
+        cute.arch.mbarrier_init_fence()
+        cute.arch.sync_threads()
+    return ring
 
 
-@cute.jit
-def copy_smooth(
-    smooth: cute.Tensor,
-    first_block: Int32,
-    shared: Int32,
-    thread: Int32,
-    config: cutlass.Constexpr,
-) -> None:
-    """Copy the slice of smooth to shared memory.
-
-    Beyond K lie factors 0, whatever is added to x before, or divisors 1.
-    """
-    for item in cutlass.range(thread, config.blocks * BLOCK_K, THREADS, unroll=1):
-        column = first_block * BLOCK_K + item
-        value = Float32(0.0 if config.has_token_scale else 1.0)
-        if column < smooth.shape[0]:
-            value = ld_global_f32(smooth.iterator.toint() + Int64(column) * 4)
-        st_shared_f32(shared + config.smooth_offset + item * 4, value)
-
-
-def make_exchange(
-    rings: tuple[Ring, ...], shared: Any, rank: Int32, config: WgmmaQuantizeConfig
-) -> TileExchange:
-    """Return the exchange with the other CTAs of the cluster."""
-    address = shared.toint()
-    return TileExchange(
-        ring=rings[CONSUMER_WARPGROUPS],
-        maxima=address + config.maxima_offset,
-        sums=address + config.sums_offset,
-        rank=rank,
-        config=config,
-    )
-
-
-def make_outputs(
-    tensors: Any, first_block: Int32, rank_tile: Int32, config: WgmmaQuantizeConfig
-) -> Outputs:
-    """Return where this CTA writes."""
+def make_outputs(tensors: Any, rank_tile: Int32, config: WgmmaQuantizeConfig) -> Outputs:
+    """Return where a cluster writes."""
     act, lora_act = tensors.act, tensors.lora_act
     group_scale, token_scale = tensors.act_group_scale, tensors.token_scale
     first_rank = rank_tile * config.rank_tile
-    column_bytes = Int64(first_block) * (BLOCK_K * config.act_bytes)
+    has_rank = lora_act is not None
     return Outputs(
-        act=act.iterator.toint() + column_bytes,
+        act=act.iterator.toint(),
         act_pitch=Int64(act.stride[0]) * config.act_bytes,
-        act_blocks=Int32(act.shape[1]) // BLOCK_K - first_block,
+        act_columns=Int32(act.shape[1]),
         token_scale=None if token_scale is None else token_scale.iterator.toint(),
-        group_scale=None
-        if group_scale is None
-        else group_scale.iterator.toint() + Int64(first_block) * 2,
+        group_scale=None if group_scale is None else group_scale.iterator.toint(),
         group_pitch=None if group_scale is None else Int64(group_scale.stride[0]),
-        lora_act=None if lora_act is None else lora_act.iterator.toint() + Int64(first_rank) * 2,
-        lora_pitch=None if lora_act is None else Int64(lora_act.stride[0]),
-        lora_columns=None if lora_act is None else Int32(lora_act.shape[1]) - first_rank,
+        lora_act=lora_act.iterator.toint() + Int64(first_rank) * 2 if has_rank else None,
+        lora_pitch=Int64(lora_act.stride[0]) if has_rank else None,
+        lora_columns=Int32(lora_act.shape[1]) - first_rank if has_rank else None,
     )
 
 
-def make_matrix(x: cute.Tensor, work: Work) -> Matrix:
-    """Return x by address, cut after the rows of the team."""
-    return Matrix(
-        address=x.iterator.toint(),
-        rows=work.rows.first + work.rows.count,
-        columns=Int32(x.shape[1]),
-        pitch=Int64(x.stride[0]),
-    )
-
-
-def partition_x(operand: TmaOperand | None, shared: Any, config: WgmmaQuantizeConfig) -> Any:
-    """Return the loads of boxes of x; place: box + BOXES * slot. None without TMA."""
-    if operand is None:
+def make_load_role(work: Work, operands: Any, shared: Any, rank_tile: Int32) -> LoadRole | None:
+    """Return the load warp's role, None without rank."""
+    if operands is None:
         return None
-    slots = CONSUMER_WARPGROUPS * config.stages
-    places = cute.make_layout(slots * BOXES, stride=SLOT_BYTES // BOXES)
-    element = FLOAT_TYPES[config.dtype]
-    boxes = make_box_tensor(shared + config.ring_offset, element, (BOX_ROWS, ROW_BYTES), places)
-    return partition_boxes(operand, boxes, (BOX_ROWS, BLOCK_K))
+    x_operand, lora_operand = operands
+    config = work.config
+    x = None
+    if x_operand is not None:
+        rows = cute.domain_offset((work.rows.first, 0), x_operand.tensor)
+        x = partition_slots(
+            TmaOperand(x_operand.atom, rows),
+            shared + config.lora_down_slot_bytes,
+            config.tokens,
+            config,
+        )
+    lora_down = partition_slots(lora_operand, shared, config.rank_tile, config)
+    return LoadRole(work, x, lora_down, rank_tile)
 
 
-def partition_lora_down(
-    operand: TmaOperand | None, shared: Any, config: WgmmaQuantizeConfig
-) -> Any:
-    """Return the loads of blocks of lora_down; place: the block. None without rank."""
-    if operand is None:
-        return None
-    places = cute.make_layout(config.blocks, stride=config.rank_tile * ROW_BYTES)
-    element = FLOAT_TYPES[config.dtype]
-    boxes = make_box_tensor(shared, element, (config.rank_tile, ROW_BYTES), places)
-    return partition_boxes(operand, boxes, (config.rank_tile, BLOCK_K))
+def partition_slots(
+    operand: TmaOperand, first: Any, rows: int, config: WgmmaQuantizeConfig
+) -> BlockLoad:
+    """Return the loads of boxes of so many rows; place: the slot."""
+    places = cute.make_layout(config.stages, stride=config.slot_bytes)
+    boxes = make_box_tensor(first, FLOAT_TYPES[config.dtype], (rows, ROW_BYTES), places)
+    return partition_boxes(operand, boxes, (rows, BLOCK_K))

@@ -1,4 +1,4 @@
-"""`quantize_act_wgmma` as something to compile: one program serves every M and R."""
+"""`quantize_act_wgmma` as something to compile: one program for every M and R, a range of K."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,25 +21,27 @@ _MODULES = (
     "halfbyte.device.scaled_product",
     "halfbyte.device.swizzled_box",
     "halfbyte.device.traced_record",
+    "halfbyte.device.warp_product",
     "halfbyte.device.warpgroup_product",
     "halfbyte.formats.activation",
     "halfbyte.formats.block_format",
     "halfbyte.kernels.quantize_act_lora.amax_pass",
     "halfbyte.kernels.quantize_act_lora.block_quantizer",
+    "halfbyte.kernels.quantize_act_lora.config",
     "halfbyte.kernels.quantize_act_lora.kernel",
+    "halfbyte.kernels.quantize_act_lora.low_rank",
     "halfbyte.kernels.quantize_act_lora.tile_load",
+    "halfbyte.kernels.quantize_act_lora.tile_quantize",
     "halfbyte.kernels.quantize_act_wgmma.block_rows",
     "halfbyte.kernels.quantize_act_wgmma.block_values",
     "halfbyte.kernels.quantize_act_wgmma.config",
-    "halfbyte.kernels.quantize_act_wgmma.consumer",
-    "halfbyte.kernels.quantize_act_wgmma.exchange",
-    "halfbyte.kernels.quantize_act_wgmma.fragment",
     "halfbyte.kernels.quantize_act_wgmma.host",
     "halfbyte.kernels.quantize_act_wgmma.kernel",
-    "halfbyte.kernels.quantize_act_wgmma.load_roles",
+    "halfbyte.kernels.quantize_act_wgmma.product",
     "halfbyte.kernels.quantize_act_wgmma.source",
     "halfbyte.kernels.quantize_act_wgmma.token_rows",
     "halfbyte.kernels.quantize_act_wgmma.token_scale",
+    "halfbyte.kernels.quantize_act_wgmma.units",
     "halfbyte.kernels.quantize_act_wgmma.work",
 )
 ARGUMENTS = (
@@ -50,7 +52,6 @@ ARGUMENTS = (
     "token_scale",
     "act_group_scale",
     "lora_act",
-    "mailbox",
 )
 
 
@@ -64,7 +65,6 @@ def list_arguments(config: WgmmaQuantizeConfig) -> tuple[str, ...]:
         "token_scale": config.has_token_scale,
         "act_group_scale": config.has_group_scales,
         "lora_act": config.rank_tile > 0,
-        "mailbox": config.groups > 1,
     }
     return tuple(name for name in ARGUMENTS if present[name])
 
@@ -73,16 +73,16 @@ def make_source(config: WgmmaQuantizeConfig) -> KernelSource:
     """Return the kernel of a configuration; UsageError where it is not legal.
 
     What is compiled takes (tensors, scales, max_clusters), the tensors in a tuple in the order of
-    ARGUMENTS, None for what `list_arguments` does not name. M = 0 is no launch: the caller returns before.
+    ARGUMENTS, None for what `list_arguments` does not name. M = 0 is no launch: the caller returns
+    before.
 
         x                [M, K] float16 or bfloat16, rows of any pitch
         smooth           [K] float32: 1 / smooth in fp8 and int8, smooth in the other modes
-        lora_down        [R_pad, K_pad] in x's dtype, from `placement.arrange_lora_down`
+        lora_down        [R_pad, K_pad] in x's dtype, zeros in the padding
         act              [M, K_pad], rows at multiples of 16 bytes; every element is written
         token_scale      [M] float32
         act_group_scale  [M, K_pad / 64] float16
         lora_act         [M, R_pad] in x's dtype
-        mailbox          [count_mailbox_words] uint32, 0xFFFFFFFF before and after each call
         scales           `quantize_act_lora.kernel.GlobalScales`
         max_clusters     clusters of cluster_k CTAs that the GPU holds at once
     """

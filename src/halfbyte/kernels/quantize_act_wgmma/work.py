@@ -1,47 +1,64 @@
-"""Which rows and columns a CTA has, and what its warps share; every role gets one record of it."""
+"""Which rows and columns a CTA has, and where everything lies; every role gets one record of it."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import cutlass
-import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64
 
 from halfbyte.device.ring_position import Ring
 from halfbyte.device.traced_record import TracedRecord
-from halfbyte.kernels.quantize_act_wgmma.config import (
-    BOX_ROWS,
-    SLOT_BYTES,
-    TILE_ROWS,
-    WgmmaQuantizeConfig,
-)
-from halfbyte.kernels.quantize_act_wgmma.exchange import TileExchange
+from halfbyte.kernels.quantize_act_lora.tile_load import Matrix
+from halfbyte.kernels.quantize_act_wgmma.config import BLOCK_K
 
 
 @dataclass(frozen=True)
 class Rows(TracedRecord):
-    """The rows of a team.
+    """The rows of a cluster and of this CTA.
 
     Attributes:
-        first: its first row, a multiple of 16.
-        count: its rows; the last team may have fewer than others, or none.
-        tiles: of 64 rows.
+        first, count: of the cluster: multiplied by this CTA's slice of K.
+        own, own_count: from the cluster's first row on: quantized by this CTA, which also adds up
+            their sums.
+        share: rows of every CTA of the cluster, but the last ones.
     """
 
     first: Int32
     count: Int32
-    tiles: Int32
+    own: Int32
+    own_count: Int32
+    share: Int32
 
 
-def share_rows(rows: Int32, team: Int32, teams: Int32) -> Rows:
-    """Return the part of M rows that a team has; parts differ by the granularity of 16 rows."""
-    units = (rows + (BOX_ROWS - 1)) // BOX_ROWS
-    share = (units + teams - 1) // teams * BOX_ROWS
-    first = team * share
-    left = rows - first
-    count = cutlass.select_(left < share, left, share)
-    count = cutlass.select_(count < 0, Int32(0), count)
-    return Rows(first, count, (count + (TILE_ROWS - 1)) // TILE_ROWS)
+def share_rows(rows: Int32, clusters: Int32, cluster: Int32, rank: Int32, cluster_k: int) -> Rows:
+    """Return the rows of one of so many clusters, and of CTA `rank` of it."""
+    most = (rows + clusters - 1) // clusters
+    first = cluster * most
+    count = _clamp(rows - first, most)
+    share = (most + (cluster_k - 1)) // cluster_k
+    own = rank * share
+    return Rows(first, count, own, _clamp(count - own, share), share)
+
+
+def _clamp(value: Int32, most: Int32) -> Int32:
+    value = cutlass.select_(value < most, value, most)
+    return Int32(cutlass.select_(value < 0, Int32(0), value))
+
+
+@dataclass(frozen=True)
+class Blocks(TracedRecord):
+    """This CTA's slice of K, in blocks of 64 columns."""
+
+    first: Int32
+    count: Int32
+
+
+def share_blocks(columns: Int32, rank: Int32, cluster_k: int) -> Blocks:
+    """Return the slice of CTA `rank`; the last ones may have fewer blocks, or none."""
+    total = (columns + (BLOCK_K - 1)) // BLOCK_K
+    most = (total + (cluster_k - 1)) // cluster_k
+    first = rank * most
+    return Blocks(first, _clamp(total - first, most))
 
 
 @dataclass(frozen=True)
@@ -49,17 +66,17 @@ class Outputs(TracedRecord):
     """Addresses of what is written, None for what the configuration does not have.
 
     Attributes:
-        act: of row 0 in this CTA's slice of K. act_pitch: bytes from one row to the next.
-        act_blocks: blocks of 64 columns of this CTA that act has.
+        act, act_pitch: of row 0; bytes from one row to the next.
+        act_columns: K_pad.
         token_scale: float32 [M].
-        group_scale: float16 [M, groups], of this CTA's first one; group_pitch: elements a row.
-        lora_act: of row 0 at this CTA's first rank; lora_pitch: elements from one row to the next.
-        lora_columns: ranks of this CTA that lora_act has.
+        group_scale, group_pitch: float16 [M, groups]; elements from one row to the next.
+        lora_act, lora_pitch: of row 0 at this cluster's first rank; elements from row to row.
+        lora_columns: ranks of this cluster that lora_act has.
     """
 
     act: Int64
     act_pitch: Int64
-    act_blocks: Int32
+    act_columns: Int32
     token_scale: Any
     group_scale: Any
     group_pitch: Any
@@ -73,47 +90,33 @@ class Work(TracedRecord):
     """What all roles of a CTA know.
 
     Attributes:
-        rows: of the team.
-        num_rows, num_columns: M and K.
-        first_block: the first block of 64 columns of this CTA's slice.
-        slice: which slice of K of the team, 0 writes what a row has once.
-        is_writing: whether this team writes act, and not only its ranks of lora_act.
-        x_rings: barriers of the rings of x, one ring for each consumer warpgroup; full: 1 arrival
-            and the bytes of a slot, empty: four warps.
-        lora_barriers: pointer to a full barrier for each block of lora_down, None without rank.
+        rows, blocks: this CTA's part.
+        x: by address.
+        smooth: address of float32 [K], None without.
+        is_writing: whether this cluster writes act, and not only its ranks of lora_act.
+        rank: of this CTA in its cluster.
+        ring: of blocks of x and lora_down; full: 1 arrival and the bytes of a slot, empty: one warp
+            of each product warpgroup. None without rank.
         shared: shared address of all storage.
-        exchange: with the other CTAs of the cluster.
         outputs: what is written.
         factor: the power of two that sums are multiplied by.
-        global_scale: what values and sums are divided by, None for none.
+        global_scale: what sums are divided by, None for none.
         config: the configuration.
     """
 
     rows: Rows
-    num_rows: Int32
-    num_columns: Int32
-    first_block: Int32
-    slice: Int32
-    is_writing: cutlass.Boolean
-    x_rings: Any
-    lora_barriers: Any
+    blocks: Blocks
+    x: Matrix
+    smooth: Any
+    is_writing: Boolean
+    rank: Int32
+    ring: Ring | None
     shared: Int32
-    exchange: TileExchange
     outputs: Outputs
     factor: Float32
     global_scale: Any
     config: cutlass.Constexpr
 
-    def x_ring(self, warpgroup: Int32) -> Ring:
-        """Return the ring of a consumer warpgroup."""
-        return Ring(self.x_rings + warpgroup * (2 * self.config.stages), self.config.stages)
-
-    def slot_address(self, warpgroup: Int32, index: Int32) -> Int32:
-        """Return the shared address of a slot of a warpgroup's ring."""
-        config: WgmmaQuantizeConfig = self.config
-        first = self.shared + config.ring_offset
-        return first + (index + warpgroup * config.stages) * SLOT_BYTES
-
-    def wait_lora_block(self, block: Any) -> None:
-        """Wait until a block of lora_down is in shared memory."""
-        cute.arch.mbarrier_wait(self.lora_barriers + block, 0)
+    def slot_address(self, index: Int32) -> Int32:
+        """Return the shared address of a slot: lora_down, then x."""
+        return self.shared + index * self.config.slot_bytes
