@@ -4,13 +4,16 @@ import ast
 from pathlib import Path
 
 import pytest
+import torch
 
 import halfbyte
 from halfbyte.device.kernel_source import KernelSource
 from halfbyte.errors import UsageError
+from halfbyte.nn import W4A4Linear
 from halfbyte.runtime.kernel_key import make_source_key, read_module_text
 from halfbyte.runtime.shipped_kernels import KERNELS, list_shipped
 from halfbyte.runtime.targets import TARGETS
+from tests.random_linears import LinearShape, make_linear
 
 PACKAGE = Path(halfbyte.__file__).parent
 DEVICE_CODE = ("halfbyte.device.", "halfbyte.kernels.")
@@ -60,3 +63,21 @@ def test_one_kernel_can_be_chosen_and_another_name_is_refused() -> None:
     assert {source.name for source in chosen} <= {KERNELS[0]}
     with pytest.raises(UsageError, match=f"'nothing'.*{KERNELS[0]}"):
         list_shipped("sm_100a", "nothing")
+
+
+@pytest.mark.parametrize("mode", ["fp8", "exact"])
+def test_a_layer_of_a_shipped_shape_asks_for_shipped_kernels(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[KernelSource] = []
+    monkeypatch.setattr(
+        "halfbyte.runtime.run_kernel.run_kernel",
+        lambda source, *arguments, virtual_gpu: asked.append(source),
+    )
+    linear = make_linear(LinearShape(n=3072, k=10240, rank=32, dtype=torch.bfloat16))
+    module = W4A4Linear(linear, "virtual-h200", mode)
+    for m in (1, 64):
+        module(torch.zeros(m, 10240, dtype=torch.bfloat16))
+    shipped = {(source.name, source.config) for source in list_shipped("sm_90a")}
+    assert [source.name for source in asked] == ["quantize_act_wgmma", "gemm_w4_wgmma"] * 2
+    assert {(source.name, source.config) for source in asked} <= shipped
