@@ -32,24 +32,35 @@ FEW_TOKENS: Final = (8, 16, 32, 48, 64)  # tiles that one tile row of tokens fit
 MANY_TOKENS: Final = (64, 96, 128, 160, 192, 208, 224, 240, 256)
 MAX_STAGES: Final = 24
 NUM_CANDIDATES: Final = 24
+_SHARED_TOKENS: Final = 128  # of a tile, for which sharing activations is worth a cluster
+_MOST_SPLIT_CTAS: Final = 132
 _CONFIG_REACH: Final = 0.51  # octaves of m, n and k that a measured configuration is taken for
 _MODE_REACH: Final = 2.0  # and a measured order of modes
 
-# SMs that clusters of a size can use, for six GPCs of 16 SMs and two of 18: a GPC whose SMs are no
-# multiple of the size leaves some idle. From the count of SMs; not measured.
-_SMS_BY_CLUSTER: Final = {1: 132, 2: 132, 3: 126, 4: 128, 5: 120, 6: 108, 7: 112, 8: 128}
+# Clusters of a size that run at once, one CTA an SM: cudaOccupancyMaxActiveClusters on an H200.
+_RESIDENT_CLUSTERS: Final = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
 
-# Cycles and rates of the rule, measured on an H200 (docs/kernels/gemm_w4_wgmma.md).
+# Cycles and rates of the rule, fitted to runs on an H200 (docs/kernels/gemm_w4_wgmma.md).
 _CLOCK: Final = 1.55e9  # between 1.3 GHz under the power cap and 1.75 GHz of short runs
 _PRODUCTS_PER_CYCLE: Final = {1: 4096, 2: 2048}  # multiply-adds of an SM, by bytes of an activation
-_DECODED_PER_CYCLE: Final = {"fp8": 57.6, "exact": 35.0, "int8": 60.0}  # weights of an SM
+_STEP_CYCLES: Final = {"fp8": 430, "exact": 700, "int8": 500}  # of a block with few products
+_PAIRS_GAIN: Final = 1.25  # of two pairs over one, where decoding binds
+_UNHIDDEN_CYCLES: Final = 290  # of a block's decoding, for no tokens; none at 384
 _INGEST_BYTES_PER_CYCLE: Final = 41.0  # from L2, of an SM while all load
-_MEMORY_BYTES_PER_S: Final = 4.3e12
-_START_US: Final = 2.1  # of a launch, with nothing to do
-_EXCHANGE_US: Final = 0.7  # of a cluster's sum
+_MEMORY_BYTES_PER_S: Final = 4.0e12
+_START_US: Final = 2.6  # of a launch with two blocks a tile
+_EXCHANGE_US: Final = 0.4  # of a cluster's sum
+_EXCHANGE_TOKEN_US: Final = 0.02  # and of each token of the tile
 _EPILOGUE_CYCLES_PER_TOKEN: Final = 9.0
 _GROUP_CYCLES_PER_TOKEN: Final = 8.0  # of a block: counted instructions, not measured
+_SHARED_FACTORS: Final = (1.03, 0.985)  # of a cluster of two, with few waves and with more
 _SLOT_CYCLES: Final = 60.0  # barriers of a slot, where they are not hidden
+
+# A ring of few tokens holds what is on its way from memory; more only queues, and activations with
+# it: measured, 88 to 144 KB were fastest, 220 KB cost 2 us.
+_NARROW_RING_BYTES: Final = {32: 94_000, 128: 140_000}  # by tokens of a tile, at most
+_PAIR_TOKENS: Final = 16  # of a tile for which two pairs decode float16 faster, and
+_PAIR_BLOCKS: Final = 12  # blocks of a CTA
 
 
 def list_request_problems(config: WgmmaGemmConfig, request: WgmmaGemmRequest) -> Iterator[str]:
@@ -93,7 +104,7 @@ def choose_config(request: WgmmaGemmRequest) -> WgmmaGemmConfig:
         return measured
     candidates = _rank_candidates(request)
     if not candidates:
-        check_legal(_make_config(request, 64, 1, 1, 4))
+        check_legal(_make_config(request, 64, 1, 1))
     return candidates[0]
 
 
@@ -128,8 +139,7 @@ def list_candidates(request: WgmmaGemmRequest) -> list[WgmmaGemmConfig]:
 
 def count_resident_clusters(config: WgmmaGemmConfig) -> int:
     """Return how many clusters of a configuration the GPU runs at once: the persistent grid."""
-    size = config.cluster * config.splits
-    return _SMS_BY_CLUSTER[size] // size
+    return _RESIDENT_CLUSTERS[config.cluster_size]
 
 
 def estimate_us(request: WgmmaGemmRequest, config: WgmmaGemmConfig) -> float:
@@ -139,26 +149,31 @@ def estimate_us(request: WgmmaGemmRequest, config: WgmmaGemmConfig) -> float:
     clusters = token_tiles * -(-channel_tiles // config.cluster)
     waves = -(-clusters // count_resident_clusters(config))
     blocks = -(-_count_blocks(request) // config.splits)
-    chunks = -(-_count_chunks(request) // config.splits)
+    chunks = -(-_count_chunks(request) // config.num_parties)
     cycles = blocks * _estimate_block(config) + chunks * _estimate_chunk(config)
     epilogue = config.tokens * _EPILOGUE_CYCLES_PER_TOKEN
     tile_us = (cycles + epilogue) / _CLOCK * 1e6
+    if config.cluster > 1:  # CTAs that wait for one another, less power: measured
+        tile_us *= _SHARED_FACTORS[waves > 2]
     weight_bytes = channel_tiles * _count_blocks(request) * WEIGHT_BLOCK_BYTES
     memory_us = (weight_bytes + _count_moved_bytes(request, config)) / _MEMORY_BYTES_PER_S * 1e6
-    exchange = _EXCHANGE_US * (1 + config.tokens / 64) if config.splits > 1 else 0.0
+    exchange = _EXCHANGE_US + _EXCHANGE_TOKEN_US * config.tokens if config.splits > 1 else 0.0
     return _START_US + max(waves * tile_us, memory_us) + exchange
 
 
 def _estimate_block(config: WgmmaGemmConfig) -> float:
     """Return the cycles of a block: of its products, its decoding or its bytes."""
     products = CHANNELS * config.tokens * BLOCK_K / _PRODUCTS_PER_CYCLE[config.act_bytes]
-    decoding = CHANNELS * BLOCK_K / _DECODED_PER_CYCLE[config.mode]
     own_bytes = BLOCK_K * config.act_bytes * config.tokens / config.cluster
     loading = (WEIGHT_BLOCK_BYTES + own_bytes) / _INGEST_BYTES_PER_CYCLE
     if config.has_group_scales:  # conversion, one or two scales: of each sum of 64 columns
         products += config.tokens * _GROUP_CYCLES_PER_TOKEN
-    # With few slots a late load is seen; the deeper the ring, the less.
-    return max(products, decoding, loading) + _SLOT_CYCLES * 4 / config.stages
+    decoding = _STEP_CYCLES[config.mode] / (_PAIRS_GAIN if config.pairs > 1 else 1.0)
+    unhidden = _UNHIDDEN_CYCLES * (1 - config.tokens / 384)
+    cycles = max(products + unhidden, decoding, loading)
+    if config.tokens > max(_NARROW_RING_BYTES):  # a late load is seen; with more slots, less
+        cycles += _SLOT_CYCLES * 4 / config.num_slots
+    return cycles
 
 
 def _estimate_chunk(config: WgmmaGemmConfig) -> float:
@@ -181,22 +196,38 @@ def _rank_candidates(request: WgmmaGemmRequest) -> list[WgmmaGemmConfig]:
 
 
 def _list_configs(request: WgmmaGemmRequest) -> Iterator[WgmmaGemmConfig]:
-    """Yield legal configurations of a request: the deepest rings, and one slot less."""
+    """Yield legal configurations of a request, each tile with some depths of its ring."""
     for tokens in _list_tokens(request):
-        splits = [count for count in SPLITS if count <= _count_blocks(request)]
-        if request.m > 2 * max(FEW_TOKENS):
-            splits = [1]
-        shapes = [(1, count) for count in splits]
-        if tokens >= 128 and request.n > CHANNELS:
-            shapes.append((2, 1))
-        for cluster, count in shapes:
-            deepest = _find_stages(request, tokens, cluster, count)
-            for stages in range(deepest, max(deepest - 2, 1), -1):
-                if stages < deepest and tokens < 128:
-                    continue
-                config = _make_config(request, tokens, cluster, count, stages)
-                if not list(list_request_problems(config, request)):
+        for cluster, splits in _list_clusters(request, tokens):
+            tile = _make_config(request, tokens, cluster, splits)
+            deepest = _find_stages(tile)
+            depths = [deepest, deepest - 1]
+            if tokens <= max(_NARROW_RING_BYTES):
+                fitting = _fit_narrow_ring(tile)
+                depths = [fitting, fitting * 2 // 3, fitting * 3 // 2]
+            for stages in dict.fromkeys(min(depth, deepest) for depth in depths):
+                config = replace(tile, stages=stages)
+                if _is_legal(config) and not list(list_request_problems(config, request)):
                     yield config
+
+
+def _list_clusters(request: WgmmaGemmRequest, tokens: int) -> Iterator[tuple[int, int]]:
+    """Yield (CTAs that share activations, CTAs that split K) worth comparing."""
+    yield 1, 1
+    if tokens >= _SHARED_TOKENS and request.n > CHANNELS:
+        yield 2, 1
+    tiles = -(-request.m // tokens) * -(-request.n // CHANNELS)
+    for splits in SPLITS[1:]:
+        if splits <= _count_blocks(request) and tiles * splits <= _MOST_SPLIT_CTAS:
+            yield 1, splits
+
+
+def _fit_narrow_ring(tile: WgmmaGemmConfig) -> int:
+    """Return the slots of a ring that holds what is on its way from memory."""
+    num_bytes = min(size for tokens, size in _NARROW_RING_BYTES.items() if tile.tokens <= tokens)
+    act = tile.tokens * tile.slot_columns * tile.act_bytes
+    weight = WEIGHT_BLOCK_BYTES * tile.slot_columns // BLOCK_K
+    return max(3, num_bytes // ((act + weight) * tile.pairs))
 
 
 def _list_tokens(request: WgmmaGemmRequest) -> list[int]:
@@ -210,26 +241,34 @@ def _list_tokens(request: WgmmaGemmRequest) -> list[int]:
     return [*smallest, *others]
 
 
-def _find_stages(request: WgmmaGemmRequest, tokens: int, cluster: int, splits: int) -> int:
+def _find_stages(tile: WgmmaGemmConfig) -> int:
     """Return the most ring slots that fit; 0 for none."""
     for stages in range(MAX_STAGES, 1, -1):
-        if _is_legal(_make_config(request, tokens, cluster, splits, stages)):
+        if _is_legal(replace(tile, stages=stages)):
             return stages
     return 0
 
 
 def _make_config(
-    request: WgmmaGemmRequest, tokens: int, cluster: int, splits: int, stages: int
+    request: WgmmaGemmRequest, tokens: int, cluster: int, splits: int
 ) -> WgmmaGemmConfig:
+    """Return a configuration of a tile, with a ring of two slots."""
+    blocks = _count_blocks(request) // splits
+    has_pairs = (
+        (request.mode, request.weight) == ("exact", "e2m1")
+        and tokens <= _PAIR_TOKENS
+        and blocks >= _PAIR_BLOCKS
+    )
     return WgmmaGemmConfig(
         mode=request.mode,
         weight=request.weight,
         out_dtype=request.out_dtype,
         lora_dtype=request.lora_dtype if request.rank else None,
         tokens=tokens,
-        stages=stages,
+        stages=2,
         cluster=cluster,
         splits=splits,
+        pairs=2 if has_pairs else 1,
         has_bias=request.has_bias,
         has_alpha=request.has_alpha,
         use_pdl=request.use_pdl,
@@ -243,7 +282,8 @@ def _find_config(request: WgmmaGemmRequest) -> WgmmaGemmConfig | None:
     row = find_nearest(rows, (request.m, request.n, request.k), _CONFIG_REACH)
     if row is None:
         return None
-    config = _make_config(request, row.tokens, row.cluster, row.splits, row.stages)
+    tile = _make_config(request, row.tokens, row.cluster, row.splits)
+    config = replace(tile, stages=row.stages)
     known = {field.name for field in fields(config)}
     extra: dict[str, Any] = {name: value for name, value in row.extra if name in known}
     config = replace(config, **extra)
