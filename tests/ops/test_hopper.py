@@ -86,10 +86,13 @@ def test_few_rows(m: int) -> None:
 
 
 @needs_virtual_gpu
-def test_a_weight_only_layer_runs_in_fp8_where_it_is_named() -> None:
-    linear = make_lively_linear(("nvfp4", None))
+@pytest.mark.parametrize("parts", [True, False], ids=["scaled", "bare"])
+def test_a_weight_only_layer_runs_in_the_modes_that_are_named(parts: bool) -> None:
+    shape = dataclasses.replace(SHAPE, rank=20 if parts else 0, parts=parts)
+    linear = make_lively_linear(("nvfp4", None), shape)
     x = make_input(M, K, torch.bfloat16)
-    assert_close_to_mode(run(x, linear), x, linear, "fp8")
+    for mode in ("fp8", "exact"):
+        assert_close_to_mode(run(x, linear, mode), x, linear, mode)
     assert torch.equal(run(x, linear, "auto"), run(x, linear, "bf16"))
 
 
@@ -205,8 +208,8 @@ def test_what_hopper_has_no_kernel_for_is_named() -> None:
         ops.project_lora(x, *arguments, BACKEND)
     with pytest.raises(UnsupportedHardwareError, match=r"'nvfp4' in mode 'int8': .*mode='fp8'"):
         run(x, linear, "int8")
-    with pytest.raises(UnsupportedHardwareError, match=r"weight-only layer in mode 'exact'"):
-        run(x, make_lively_linear(("nvfp4", None)), "exact")
+    with pytest.raises(UnsupportedHardwareError, match=r"weight-only 'int4' in mode 'exact'"):
+        run(x, make_lively_linear(("int4", None)), "exact")
     with pytest.raises(UsageError, match="mode 'bf16' quantizes no activations"):
         ops.quantize_act_lora(x, *arguments, BACKEND, "bf16")
     act = [torch.empty(0)] * 4

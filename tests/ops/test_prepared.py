@@ -17,8 +17,11 @@ needs_virtual_gpu = pytest.mark.skipif(bool(MISSING), reason=f"needs {'; '.join(
 M, N, K = 5, 40, 200
 
 
-def make_module(mode: str = "fp8", n: int = N) -> W4A4Linear:
-    linear = make_linear(LinearShape(n=n, k=K, rank=20, dtype=torch.bfloat16))
+def make_module(
+    mode: str = "fp8", n: int = N, activation: str | None = "nvfp4_nunchaku"
+) -> W4A4Linear:
+    shape = LinearShape(n=n, k=K, rank=20, dtype=torch.bfloat16)
+    linear = make_linear(shape, ("nvfp4", activation))
     return W4A4Linear.from_record(linear, mode=mode)
 
 
@@ -53,6 +56,8 @@ def test_what_would_be_bound_by_copy_is_refused(gpu: str) -> None:
         make_module().cuda().prepare(x[:, ::2])
     with pytest.raises(FormatError, match=r"N = 41: .* wanted a multiple of 8"):
         make_module(n=41).cuda().prepare(x[:, :K])
+    with pytest.raises(UsageError, match="weight-only layer in mode 'exact' takes operations of t"):
+        make_module("exact", activation=None).cuda().prepare(x[:, :K])
 
 
 def test_tensors_on_the_cpu_are_refused() -> None:

@@ -28,7 +28,7 @@ from halfbyte.kernels.gemm_w4_wgmma.placement import (
     place_linear,
     replace_low_rank,
 )
-from halfbyte.kernels.gemm_w4_wgmma.weight_layout import INT4_GROUP
+from halfbyte.kernels.gemm_w4_wgmma.weight_layout import INT4_GROUP, pack_act
 from halfbyte.kernels.gemm_w4a4.placement import align
 from halfbyte.kernels.quantize_act_lora.config import count_amax_ctas
 from halfbyte.kernels.quantize_act_wgmma import config as quantize
@@ -59,11 +59,6 @@ class WgmmaPlacer:
 
     def place(self, linear: QuantizedLinear) -> PlacedWgmmaLinear:
         """Return what the kernels read; raises what `place_linear` raises."""
-        if linear.activation is None and self.mode == "exact":
-            raise UnsupportedHardwareError(
-                "weight-only layer in mode 'exact': no kernel reads x in 16 bits; take "
-                "mode='bf16', or 'fp8' for an x that is rounded to E4M3"
-            )
         return _finish(place_linear(linear, self.dtype, self.mode))
 
     def replace_low_rank(
@@ -90,7 +85,7 @@ class WgmmaInput:
 
     Attributes:
         codes: [M, K_pad]: E4M3 bytes as uint8 (fp8), int8 (int8, and exact with INT4) or float16
-            values with their block scale (exact).
+            values with their block scale (exact; x / smooth itself for a weight-only linear).
         scales: [M] float32, a scale a token (fp8, int8); [M, K_pad/64] float16 (exact with INT4);
             else [0].
         global_scale: [] float32 (exact, where the format has one), else [0].
@@ -120,8 +115,10 @@ def allocate_input(x: torch.Tensor, shape: WgmmaInputShape) -> WgmmaInput:
     code_dtype = _CODE_DTYPES.get(shape.mode)
     scales: tuple[int, ...] = (shape.m,)
     scale_dtype, has_global_scale = torch.float32, False
-    if code_dtype is None:
-        assert shape.activation is not None  # mode "exact" of a weight-only layer is refused
+    if code_dtype is None and shape.activation is None:
+        code_dtype, scales = torch.float16, (0,)
+    elif code_dtype is None:
+        assert shape.activation is not None
         block_format = shape.activation.block_format
         has_global_scale = block_format.has_global_scale
         code_dtype, scales = torch.float16, (0,)
@@ -197,10 +194,14 @@ def run_linear(
 def quantize_input(x: torch.Tensor, placed: PlacedWgmmaLinear, backend: Backend) -> WgmmaInput:
     """Return x [M, K] quantized for `placed`, with its low-rank projection.
 
-    x may have any strides; one whose columns are not adjacent is copied.
+    x may have any strides; one whose columns are not adjacent is copied. For a weight-only linear
+    in mode "exact" it is not quantized: x / smooth in float16.
     """
     check_kernel_dtype("x", x.dtype)
     out = allocate_input(x, describe_shape(x.shape[0], placed))
+    if placed.mode == "exact" and placed.activation is None:
+        _cast_input(x, placed, out)
+        return out
     if placed.activation_global_scale is not None:
         out.global_scale.copy_(placed.activation_global_scale.reshape(()))
     if x.numel() == 0:  # nothing to launch; an amax of nothing gives the scale 1
@@ -212,6 +213,19 @@ def quantize_input(x: torch.Tensor, placed: PlacedWgmmaLinear, backend: Backend)
         return out
     _launch_quantize(x if x.stride(1) == 1 else x.contiguous(), placed, out, backend)
     return out
+
+
+def _cast_input(x: torch.Tensor, placed: PlacedWgmmaLinear, out: WgmmaInput) -> None:
+    """Write x / smooth as float16 and its low-rank projection, by torch's own products."""
+    k = placed.columns
+    smoothed = x if placed.smooth is None else x.float() / placed.smooth
+    padded = torch.zeros_like(out.codes)
+    padded[:, :k] = smoothed
+    out.codes.copy_(pack_act(padded))
+    if placed.lora_down is not None:  # the factor is applied to torch's float32 sums
+        down = placed.lora_down[:, :k].t()
+        zero = x.new_zeros((1, 1))
+        out.lora_act.copy_(torch.addmm(zero, x, down, beta=0, alpha=placed.lora_factor))
 
 
 def _launch_quantize(

@@ -67,7 +67,7 @@ def prepare_linear(
         mode: one of `hopper_modes.MODES`.
 
     Raises:
-        UsageError: tensors on the CPU.
+        UsageError: tensors on the CPU, or mode "exact" for a weight-only linear.
         FormatError: an x or N that the kernels would not read or write where it is; and what
             `w4a4_linear` raises.
     """
@@ -85,6 +85,11 @@ def prepare_linear(
         if n % _ROW_UNIT or n == 0:
             raise FormatError(
                 f"N = {n}: a prepared launch writes y where it is, wanted a multiple of {_ROW_UNIT}"
+            )
+        if mode == "exact" and decode_spec(spec).activation is None:
+            raise UsageError(
+                "a weight-only layer in mode 'exact' takes operations of torch beside its kernel, "
+                "which are not launches: capture the call in a CUDA graph, or prepare another mode"
             )
         with record_launches() as launches:
             y = w4a4_linear(x, linear, spec, "auto", "none", mode)
