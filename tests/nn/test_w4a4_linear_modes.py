@@ -7,16 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import halfbyte.virtual
-from halfbyte.errors import UsageError
+from halfbyte.errors import UnsupportedHardwareError, UsageError
 from halfbyte.nn import W4A4Linear, describe_placement, set_backend
 from halfbyte.nn.low_rank_stack import LowRankDelta, set_delta_strength, stack_delta
 from halfbyte.ops import hopper
 from halfbyte.virtual.driver.availability import find_absent_packages, find_missing_parts
 from tests.mode_tolerance import assert_close_to_mode
-from tests.random_linears import LinearShape, make_input, make_linear
+from tests.random_linears import FORMAT_PAIRS, LinearShape, make_input, make_linear
 
 MISSING = [*find_missing_parts(), *find_absent_packages()]
 needs_virtual_gpu = pytest.mark.skipif(bool(MISSING), reason=f"needs {'; '.join(MISSING)}")
@@ -184,3 +186,40 @@ def test_four_bits_stay_below_a_third_of_sixteen() -> None:
     (layer,) = describe_placement(module, tokens=[1])
     assert layer.calls[0].num_bytes == layer.placed_bytes
     assert layer.placed_bytes <= 0.31 * layer.dense_bytes
+
+
+@pytest.mark.long  # a compilation for each tile, format and set of parts
+@needs_virtual_gpu
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(1, 300),
+    k=st.integers(1, 700),
+    m=st.integers(0, 200),
+    rank=st.integers(0, 130),
+    parts=st.booleans(),
+    pair=st.sampled_from(FORMAT_PAIRS[:7]),
+    mode=st.sampled_from(("exact", "fp8", "int8")),
+    dtype=st.sampled_from((torch.float16, torch.bfloat16)),
+)
+def test_any_shape_in_any_mode(
+    n: int,
+    k: int,
+    m: int,
+    rank: int,
+    parts: bool,
+    pair: tuple[str, str],
+    mode: str,
+    dtype: torch.dtype,
+) -> None:
+    linear = make_linear(LinearShape(n=n, k=k, rank=rank, parts=parts, dtype=dtype), pair)
+    if linear.lora_down is not None:  # float16 holds x @ lora_down.T of many columns
+        linear = dataclasses.replace(linear, lora_down=linear.lora_down / k**0.5)
+    x = make_input(m, k, dtype)
+    module = W4A4Linear(linear, BACKEND, mode)
+    try:
+        y = module(x)
+    except UnsupportedHardwareError as error:  # INT4's -8 in fp8, int8 without integers
+        assert "-8" in str(error) or mode == "int8"  # noqa: PT017  # most draws do not raise
+        return
+    if m:
+        assert_close_to_mode(y, x, linear, mode)

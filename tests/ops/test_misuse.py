@@ -17,7 +17,11 @@ from tests.random_linears import LinearShape, make_input, make_linear
 MISSING = [*find_missing_parts(), *find_absent_packages()]
 needs_virtual_gpu = pytest.mark.skipif(bool(MISSING), reason=f"needs {'; '.join(MISSING)}")
 M, N, K = 5, 40, 64
-BACKENDS = ["cpu", pytest.param("virtual-b200", marks=needs_virtual_gpu)]
+BACKENDS = [
+    "cpu",
+    pytest.param("virtual-b200", marks=needs_virtual_gpu),
+    pytest.param("virtual-h200", marks=needs_virtual_gpu),
+]
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 
