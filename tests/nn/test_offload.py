@@ -55,8 +55,9 @@ def test_a_layer_runs_as_before(parts: bool) -> None:
 
 
 @pytest.mark.usefixtures("h200")
-def test_adapters_come_and_go() -> None:
-    module, x = make_module().cuda(), make_x()
+@pytest.mark.parametrize("mode", ["fp8", "bf16"])
+def test_adapters_come_and_go(mode: str) -> None:
+    module, x = make_module(mode).cuda(), make_x()
     wanted = module(x).cpu()
     draw = torch.Generator().manual_seed(1)
     down, up = torch.randn((8, K), generator=draw), torch.randn((N, 8), generator=draw)

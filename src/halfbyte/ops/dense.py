@@ -1,6 +1,6 @@
 """A 4-bit linear as one 16-bit product of torch: mode "bf16", and what no kernel takes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional
@@ -21,8 +21,14 @@ class DensePlacer:
         return make_dense_linear(linear, self.dtype)
 
     def replace_low_rank(self, placed: DenseLinear, linear: QuantizedLinear) -> DenseLinear:
-        """Return it decoded again: what was merged cannot be taken out of a rounded weight."""
-        del placed
+        """Return it decoded again: what was merged cannot be taken out of a rounded weight.
+
+        An offloaded weight comes to the device for this time.
+        """
+        device, weight = placed.weight.device, linear.weight
+        if weight.data.device != device:
+            moved = replace(weight, data=weight.data.to(device), scales=weight.scales.to(device))
+            linear = replace(linear, weight=moved)
         return make_dense_linear(linear, self.dtype)
 
 
