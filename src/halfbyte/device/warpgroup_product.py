@@ -7,9 +7,10 @@ rows 16 bytes on. D has four values for each 8 columns: 2t and 2t + 1 of row g, 
 
 Registers of products in flight may be neither read nor written, and no compiler is told so: it
 takes an instruction's results for complete. Hence fence and wait hand registers through: what is
-computed before the fence stays before it, and nothing moves ahead of the wait. The operand of a
-product gets its next value after the wait, by instructions that come after it: an operand that was
-loaded ahead and copied was given registers that a product in flight still reads (ptxas 12.9).
+computed before the fence stays before it, and nothing moves ahead of the wait. Operands that are
+filled while products run alternate between two sets of registers by name, step for step: one that
+was copied had registers that a product in flight still read (ptxas 12.9;
+`checks.wgmma_operands` looks at the machine code).
 """
 
 from typing import Any, Final

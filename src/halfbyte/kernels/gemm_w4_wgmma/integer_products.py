@@ -114,8 +114,8 @@ class IntegerMultiplyRole(MultiplyRole):
     def multiply_chunks(self, position: RingPosition) -> RingPosition:
         """Add all low-rank chunks of a tile; return the position behind them."""
         for _ in cutlass.range(self.work.k.num_chunks, unroll=1):
-            self.work.ring.wait_full(position)
-            self.multiply_chunk(position)
+            self.load_fragments(position, 0)
+            self.multiply_chunk(position, 0)
             wait_for_products(0, self.accumulator)
             self.release(position)
             position = position.next()

@@ -69,6 +69,7 @@ from halfbyte.kernels.gemm_w4_wgmma.work import Work, split_k
 FIRST_CONSUMER_WARP = 4
 INSTRUCTIONS = 4  # of a step
 CHUNK_INSTRUCTIONS = 2  # of a low-rank chunk
+CHUNK_WORDS = 4 * CHUNK_INSTRUCTIONS  # of a thread's part of a chunk's lora_up
 LORA_BLOCK_WARPGROUP_BYTES = WARPGROUP_CHANNELS * 16 * 2  # of one instruction
 
 
@@ -82,6 +83,7 @@ class MultiplyRole(TracedRecord):
         accumulator: float32 [tokens / 2] in registers.
         operands: two operands of a step, Uint32 [16] each, in registers.
         words: packed weights of the next step, in registers.
+        fragments: two parts of lora_up, Uint32 [8] each, in registers.
     """
 
     config: cutlass.Constexpr
@@ -92,6 +94,7 @@ class MultiplyRole(TracedRecord):
     accumulator: Any
     operands: tuple[Any, Any]
     words: Any
+    fragments: tuple[Any, Any]
 
     @property
     def decoder(self) -> Any:
@@ -249,25 +252,44 @@ class MultiplyRole(TracedRecord):
         """Add all low-rank chunks of a tile; return the last slot's position.
 
         Products of the slot at `position` may be running; those of the last chunk are, afterwards.
+        While a chunk's products run, the next one's fragments are read: chunks go in pairs, each
+        with registers of its own.
         """
-        for _ in cutlass.range(self.work.k.num_chunks, unroll=1):
-            following = position.next()
-            self.work.ring.wait_full(following)
-            wait_for_products(0, self.accumulator)
-            self.release(position)
-            self.multiply_chunk(following)
-            position = following
+        num_chunks = self.work.k.num_chunks
+        if num_chunks > 0:
+            self.load_fragments(position.next(), 0)
+            for _ in cutlass.range((num_chunks - 1) // 2, unroll=1):
+                position = self.follow_by_chunk(position, 0)
+                self.load_fragments(position.next(), 1)
+                position = self.follow_by_chunk(position, 1)
+                self.load_fragments(position.next(), 0)
+            position = self.follow_by_chunk(position, 0)
+            if num_chunks % 2 == 0:
+                self.load_fragments(position.next(), 1)
+                position = self.follow_by_chunk(position, 1)
         return position
 
-    def multiply_chunk(self, position: RingPosition) -> None:
-        """Issue the products of one low-rank chunk, from the second operand's registers."""
-        operand = self.operands[1]
+    def load_fragments(self, position: RingPosition, parity: int) -> None:
+        """Wait for a chunk and read this thread's part of lora_up."""
+        self.work.ring.wait_full(position)
         blocks = lora_blocks_address(self.config, self.buffers, position.index)
         for index in range(CHUNK_INSTRUCTIONS):
             place = blocks + (2 * index + self.warpgroup) * LORA_BLOCK_WARPGROUP_BYTES
             words = ld_shared_v4(place + self.thread * 16)
             for word in range(4):
-                operand[4 * index + word] = words[word]
+                self.fragments[parity][4 * index + word] = words[word]
+
+    def follow_by_chunk(self, previous: RingPosition, parity: int) -> RingPosition:
+        """Multiply the chunk behind the slot at `previous`, once all before are complete."""
+        wait_for_products(0, self.accumulator)
+        self.release(previous)
+        position = previous.next()
+        self.multiply_chunk(position, parity)
+        return position
+
+    def multiply_chunk(self, position: RingPosition, parity: int) -> None:
+        """Issue the products of one low-rank chunk whose fragments have been read."""
+        operand = self.fragments[parity]
         descriptor = make_descriptor(self.slot_address(position), CHUNK_ROW_BYTES)
         fence_products(operand)
         for index in range(CHUNK_INSTRUCTIONS):
@@ -425,7 +447,9 @@ class GemmProgram:
         accumulator = make_accumulator(config.tokens)
         operands = make_words(STEP_WORDS), make_words(STEP_WORDS)
         words = make_words(make_decoder(config).num_words)
-        parts = (config, work, buffers, warpgroup, thread, accumulator, operands, words)
+        fragments = make_words(CHUNK_WORDS), make_words(CHUNK_WORDS)
+        held = accumulator, operands, words, fragments
+        parts = (config, work, buffers, warpgroup, thread, *held)
         if not config.has_group_scales:
             return MultiplyRole(*parts)
         from halfbyte.kernels.gemm_w4_wgmma.integer_products import make_integer_role
