@@ -246,6 +246,7 @@ def _launch_quantize(
         smooth is not None,
         0.0 if is_exact or activation is None else activation.shift,
         has_aligned_rows(x),
+        True,  # use_pdl
     )
     scales: list[torch.Tensor | float | None] = [None, None, None, 1.0, placed.lora_factor]
     if out.global_scale.ndim == 0:
@@ -272,10 +273,10 @@ def _launch_quantize(
 
 @lru_cache(maxsize=4096)
 def _make_quantize_source(*fields: Any) -> tuple[KernelSource, quantize.WgmmaQuantizeConfig]:
-    """Return what quantizes for the fields of a request but `use_pdl`, found faster than it."""
+    """Return what quantizes for the fields of a request, found faster than the record."""
     from halfbyte.kernels.quantize_act_wgmma.source import make_source
 
-    request = quantize.WgmmaQuantizeRequest(*fields, True)
+    request = quantize.WgmmaQuantizeRequest(*fields)
     config = quantize.choose_config(request)
     return make_source(config), config
 
@@ -347,15 +348,16 @@ def _find_gemm(
         None if lora_dtype is None else name_dtype(lora_dtype),
         placed.bias is not None,
         placed.has_alpha,
+        True,  # use_pdl
     )
 
 
 @lru_cache(maxsize=4096)
 def _make_gemm_source(*fields: Any) -> tuple[KernelSource, WgmmaGemmConfig]:
-    """Return what multiplies for the fields of a request but `use_pdl`, found faster than it."""
+    """Return what multiplies for the fields of a request, found faster than the record."""
     from halfbyte.kernels.gemm_w4_wgmma.source import make_source
 
-    config = choose_config(WgmmaGemmRequest(*fields, True))
+    config = choose_config(WgmmaGemmRequest(*fields))
     return make_source(config), config
 
 
