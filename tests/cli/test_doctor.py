@@ -22,7 +22,7 @@ def test_json_lists_packages_cpu_extras_and_features(capsys: pytest.CaptureFixtu
     assert set(report["extras"]) == {"demo", "dev", "peers", "kernels", "cluster", "models"}
     states = {feature["name"]: feature["state"] for feature in report["features"]}
     assert states["4-bit linear on the CPU"] in ("yes", "slower")
-    assert states["Hopper kernels (H100, H200)"] == "not in this version"
+    assert states["RTX Blackwell kernels"] == "not in this version"
     assert report["problems"] == []
 
 

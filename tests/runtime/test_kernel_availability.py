@@ -19,7 +19,7 @@ def tiny_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         return [make_source(ScaledSumConfig(2.0))] if target == "sm_100a" else []
 
     monkeypatch.setattr(shipped_kernels, "_LISTS", {"scaled_sum": list_sources})
-    monkeypatch.setattr(kernel_availability, "KERNELS", ("scaled_sum",))
+    monkeypatch.setattr(kernel_availability, "LINEARS", (("scaled_sum",), ("scaled_sum", "other")))
 
 
 def test_a_gpu_that_is_here_runs_what_is_compiled(cache: Path) -> None:
@@ -40,6 +40,17 @@ def test_a_kernel_that_is_not_written_is_named(cache: Path) -> None:
         "not in this version",
         "scaled_sum is not written for sm_90a",
     )
+
+
+@pytest.mark.parametrize("target", ["sm_100a", "sm_103a", "sm_90a"])
+def test_the_linear_of_these_targets_is_whole(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert kernel_availability.find_supply(target).missing == ()
+
+
+def test_a_target_with_a_quantizer_alone_lacks_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert kernel_availability.find_supply("sm_120a").missing == ("gemm_w4a4",)
 
 
 def test_artifacts_serve_without_the_compiler(

@@ -8,7 +8,7 @@ from halfbyte.runtime.artifact import list_folders, read_artifacts
 from halfbyte.runtime.kernel_cache import find_cache_folder
 from halfbyte.runtime.kernel_key import make_source_key, read_toolchain
 from halfbyte.runtime.linking import find_c_compiler
-from halfbyte.runtime.shipped_kernels import KERNELS, list_shipped
+from halfbyte.runtime.shipped_kernels import LINEARS, list_shipped
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class KernelSupply:
     """Where compiled kernels of one target come from.
 
     Attributes:
-        missing: kernels that are not written for the target.
+        missing: kernels that a 4-bit linear of the target lacks.
         built: kernels that artifacts in use hold, of those shipped.
         shipped: kernels that are shipped, configurations counted.
     """
@@ -36,7 +36,8 @@ def find_supply(target: str) -> KernelSupply:
     written = {source.name for source in sources}
     held = {key for folder in list_folders() for key in read_artifacts(folder).entries}
     built = sum(make_source_key(source) in held for source in sources) if held else 0
-    missing = tuple(name for name in KERNELS if name not in written)
+    lacking = [tuple(name for name in names if name not in written) for names in LINEARS]
+    missing = min(lacking, key=len)
     return KernelSupply(missing, built, len(sources))
 
 

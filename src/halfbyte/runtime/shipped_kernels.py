@@ -136,3 +136,5 @@ _LISTS: dict[str, Callable[[str], list[KernelSource]]] = {
     "gemm_w4_wgmma": _list_gemm_w4_wgmma,
 }
 KERNELS = tuple(_LISTS)
+# What a 4-bit linear takes, a quantizer and a product; a target has one of these.
+LINEARS = (("quantize_act_lora", "gemm_w4a4"), ("quantize_act_wgmma", "gemm_w4_wgmma"))
