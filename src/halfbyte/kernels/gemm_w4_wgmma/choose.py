@@ -24,12 +24,13 @@ from halfbyte.kernels.gemm_w4_wgmma.config import (
     WgmmaGemmConfig,
     WgmmaGemmRequest,
     check_legal,
+    plan_storage,
 )
 from halfbyte.kernels.gemm_w4_wgmma.measured_choices import find_nearest, read_choices
 
 DENSE: Final = "bf16"  # the mode that is no kernel of ours
 FEW_TOKENS: Final = (8, 16, 32, 48, 64)  # tiles that one tile row of tokens fits
-MANY_TOKENS: Final = (64, 96, 128, 160, 192, 208, 224, 240, 256)
+MANY_TOKENS: Final = (64, 96, 128, 160, 192, 200, 208, 224, 240, 256)
 MAX_STAGES: Final = 24
 NUM_CANDIDATES: Final = 24
 _SHARED_TOKENS: Final = 128  # of a tile, for which sharing activations is worth a cluster
@@ -54,6 +55,10 @@ _EXCHANGE_TOKEN_US: Final = 0.02  # and of each token of the tile
 _EPILOGUE_CYCLES_PER_TOKEN: Final = 9.0
 _GROUP_CYCLES_PER_TOKEN: Final = 8.0  # of a block: counted instructions, not measured
 _SHARED_FACTORS: Final = (1.03, 0.985)  # of a cluster of two, with few waves and with more
+_STAGING_CYCLES: Final = 300.0  # of each part that a tile is stored in
+_FEWEST_SLOTS: Final = (
+    4  # of a wide tile: what the ring does not take stages more of a tile at once
+)
 _SLOT_CYCLES: Final = 60.0  # barriers of a slot, where they are not hidden
 
 # A ring of few tokens holds what is on its way from memory; more only queues, and activations with
@@ -152,6 +157,8 @@ def estimate_us(request: WgmmaGemmRequest, config: WgmmaGemmConfig) -> float:
     chunks = -(-_count_chunks(request) // config.num_parties)
     cycles = blocks * _estimate_block(config) + chunks * _estimate_chunk(config)
     epilogue = config.tokens * _EPILOGUE_CYCLES_PER_TOKEN
+    if not config.stores_straight:
+        epilogue += config.tokens / plan_storage(config).chunk_tokens * _STAGING_CYCLES
     tile_us = (cycles + epilogue) / _CLOCK * 1e6
     if config.cluster > 1:  # CTAs that wait for one another, less power: measured
         tile_us *= _SHARED_FACTORS[waves > 2]
@@ -201,7 +208,7 @@ def _list_configs(request: WgmmaGemmRequest) -> Iterator[WgmmaGemmConfig]:
         for cluster, splits in _list_clusters(request, tokens):
             tile = _make_config(request, tokens, cluster, splits)
             deepest = _find_stages(tile)
-            depths = [deepest, deepest - 1]
+            depths = list(range(deepest, min(deepest, _FEWEST_SLOTS) - 1, -1))
             if tokens <= max(_NARROW_RING_BYTES):
                 fitting = _fit_narrow_ring(tile)
                 depths = [fitting, fitting * 2 // 3, fitting * 3 // 2]
