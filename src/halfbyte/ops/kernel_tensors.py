@@ -39,7 +39,8 @@ def allocate_rows(like: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype
     """
     m, n = shape
     row = -(-n // (_ROW_BYTES // 2)) * (_ROW_BYTES // 2)
-    return like.new_empty((m, row), dtype=dtype)[:, :n]
+    y = like.new_empty((m, row), dtype=dtype)
+    return y if row == n else y[:, :n]
 
 
 def on_device(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
