@@ -131,6 +131,26 @@ def test_any_cluster_gives_the_same_values(
     check_call(compile_source, operands, mode, **choices)
 
 
+@pytest.mark.parametrize("cluster_m", [2, 4, 8])
+@pytest.mark.parametrize("mode", ["fp8", "nvfp4_nunchaku"])
+def test_lora_down_is_shared_by_multicast(
+    compile_source: CompileSource, mode: str, cluster_m: int
+) -> None:
+    operands = make_operands(Shape(70, 500, 60), "bfloat16")
+    choices = {"cluster_k": 1, "cluster_m": cluster_m, "rank_tile": 64, "tokens": 16, "stages": 2}
+    check_call(compile_source, operands, mode, **choices)
+
+
+@pytest.mark.parametrize("threads", [(256, 1, 2), (512, 2, 1), (512, 1, 1), (512, 1, 2)])
+def test_threads_share_rows_in_any_way(
+    compile_source: CompileSource, threads: tuple[int, int, int]
+) -> None:
+    operands = make_operands(Shape(70, 300, 20), "float16")
+    names = ("quantize_threads", "row_groups", "rows_at_once")
+    choices = dict(zip(names, threads, strict=True))
+    check_call(compile_source, operands, "fp8", cluster_k=1, tokens=40, units=1, **choices)
+
+
 @pytest.mark.parametrize(("mode", "tokens"), [("fp8", 72), ("int8", 136), ("nvfp4_nunchaku", 136)])
 def test_a_large_tile(compile_source: CompileSource, mode: str, tokens: int) -> None:
     operands = make_operands(Shape(300, 3840, 128), "bfloat16")

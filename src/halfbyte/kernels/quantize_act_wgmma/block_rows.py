@@ -42,12 +42,13 @@ class BlockRows(TracedRecord):
         size = cutlass.const_expr(rows * config.units * WORDS)
         words = cute.make_rmem_tensor((size,), Uint32)
         ahead = cute.make_rmem_tensor((size,), Uint32)
-        self.units.load_rows(ahead, Int32(0))
+        group = self.units.group
+        self.units.load_rows(ahead, group)
         batches = (work.rows.own_count + (rows - 1)) // rows
-        for batch in cutlass.range(batches, unroll=1):
+        for batch in cutlass.range(group, batches, config.row_groups, unroll=1):
             for index in cutlass.range_constexpr(size):
                 words[index] = ahead[index]
-            self.units.load_rows(ahead, batch + 1)
+            self.units.load_rows(ahead, batch + config.row_groups)
             for unit in cutlass.range_constexpr(config.units):
                 fast = self.make_divisors(unit, is_fast=True)
                 for row in cutlass.range_constexpr(rows):

@@ -24,24 +24,27 @@ K_ALIGNMENT: Final = 128  # columns of act and lora_down
 RANK_ALIGNMENT: Final = 32
 PRODUCT_RANKS: Final = 64  # of a warpgroup: rows of a wgmma
 WIDTH: Final = 16  # neighbouring columns that one thread quantizes
-QUANTIZE_THREADS: Final = 256
-SPAN: Final = WIDTH * QUANTIZE_THREADS  # columns of a row that the threads hold, a unit each
-REGISTER_ROWS: Final = 4  # units that a thread holds at once
-SMOOTH_REGISTER_UNITS: Final = 2  # whose factors fit beside them; else they lie in shared memory
+QUANTIZE_THREADS: Final = (256, 512)
+ROW_GROUPS: Final = (1, 2)
+# Quantizing threads -> units whose factors fit beside three batches of rows in their registers.
+_FACTOR_UNITS: Final = {256: 2, 512: 1}
 
 RANK_TILES: Final = (0, 16, 32, 64, 128)
 CLUSTERS: Final = (1, 2, 4, 8)
-# Clusters that an H200 holds at once: its GPCs have 16 or 18 SMs.
-RESIDENT_CLUSTERS: Final = {1: 132, 2: 66, 4: 32, 8: 16}
+# Clusters that an H200 holds at once, by cudaOccupancyMaxActiveClusters: not every GPC has 16 SMs.
+RESIDENT_CLUSTERS: Final = {1: 132, 2: 66, 4: 30, 8: 15}
 MAX_TOKENS: Final = 256  # the N of a wgmma
-MAX_ACCUMULATORS: Final = 72  # float32 registers of a product thread
 LOAD_REGISTERS: Final = 24  # of the warpgroup that loads
+_WGMMA_REGISTERS: Final = 26  # that ptxas wants beside the accumulators at the launch's count
 _ADDRESS_REGISTERS: Final = 32  # of a product thread, beside its accumulators
 MAX_UNITS: Final = 8
 MAX_STAGES: Final = 8
+_MOST_TOKENS: Final = 136  # where there is more to do than fits at once
+_TOKENS_BESIDE_512: Final = 88  # what registers are left for
+_MANY_ROWS: Final = 8  # of a CTA: enough for two groups of threads
 _ROWS_WITHOUT_PRODUCT: Final = 8  # of a CTA that only quantizes: several share an SM
 _BARRIER_BYTES: Final = 256
-_MAXIMA_BYTES: Final = 2 * REGISTER_ROWS * QUANTIZE_THREADS // 32 * 4
+_MAXIMA_BYTES: Final = 2 * 4 * 8 * 4  # two buffers of each row's and warp's, however they split
 _SWIZZLE_ALIGN_BYTES: Final = 1024
 
 
@@ -81,9 +84,14 @@ class WgmmaQuantizeConfig:
         rank_tile: ranks of one cluster, 0 for no low-rank branch; a larger rank takes more clusters
             for the same rows, of which the first writes act.
         tokens: rows of a cluster at most, the N of a wgmma.
-        cluster_k: CTAs of a cluster, which split K of the product.
+        cluster_k: CTAs that share rows and split K of the product.
+        cluster_m: CTAs of a cluster with rows of their own, which share lora_down by multicast:
+            each loads a part of every block for all. One of both is 1.
         stages: ring slots.
-        units: sixteens of columns of a thread in a row: K is at most units * 4096.
+        quantize_threads: threads that quantize.
+        row_groups: groups of them, each with rows of its own.
+        units: sixteens of columns of a thread in a row; K is at most `columns`.
+        rows_at_once: rows of x that a group quantizes between two barriers.
     """
 
     mode: str
@@ -95,8 +103,12 @@ class WgmmaQuantizeConfig:
     rank_tile: int = 128
     tokens: int = 72
     cluster_k: int = 2
+    cluster_m: int = 1
     stages: int = 4
+    quantize_threads: int = 256
+    row_groups: int = 1
     units: int = 1
+    rows_at_once: int = 1
 
     @property
     def has_token_scale(self) -> bool:
@@ -148,7 +160,32 @@ class WgmmaQuantizeConfig:
     @property
     def threads(self) -> int:
         """Threads of a CTA."""
-        return self.product_threads + QUANTIZE_THREADS + 128 * (self.rank_tile > 0)
+        return self.product_threads + self.quantize_threads + 128 * (self.rank_tile > 0)
+
+    @property
+    def cluster(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster_k * self.cluster_m
+
+    @property
+    def loaded_ranks(self) -> int:
+        """Rows of a block of lora_down that one CTA loads."""
+        return self.rank_tile // self.cluster_m
+
+    @property
+    def row_threads(self) -> int:
+        """Quantizing threads that share a row."""
+        return self.quantize_threads // self.row_groups
+
+    @property
+    def span(self) -> int:
+        """Columns of a row that its threads hold, a unit each."""
+        return WIDTH * self.row_threads
+
+    @property
+    def columns(self) -> int:
+        """The largest K."""
+        return self.span * self.units
 
     @property
     def launch_registers(self) -> int:
@@ -165,17 +202,12 @@ class WgmmaQuantizeConfig:
         """Registers of a quantizing thread: what the others leave."""
         others = 128 * LOAD_REGISTERS + self.product_threads * self.product_registers
         left = self.launch_registers * self.threads - others
-        return min(240, left // QUANTIZE_THREADS // 8 * 8)
-
-    @property
-    def rows_at_once(self) -> int:
-        """Rows of x that the quantizing threads hold, and as many that are on their way."""
-        return max(1, REGISTER_ROWS // self.units)
+        return min(240, left // self.quantize_threads // 8 * 8)
 
     @property
     def has_shared_smooth(self) -> bool:
         """Whether factors lie in shared memory, and not in registers."""
-        return self.has_smooth and self.units > SMOOTH_REGISTER_UNITS
+        return self.has_smooth and self.units > _FACTOR_UNITS[self.quantize_threads]
 
     @property
     def lora_down_slot_bytes(self) -> int:
@@ -226,13 +258,15 @@ class WgmmaQuantizeConfig:
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a CTA."""
-        return self.smooth_offset + 4 * SPAN * self.units * self.has_shared_smooth
+        return self.smooth_offset + 4 * self.columns * self.has_shared_smooth
 
     def __str__(self) -> str:
         """Return the configuration in one line."""
         return (
             f"{self.mode} {self.dtype}: {self.tokens} tokens, rank tile {self.rank_tile}, cluster "
-            f"{self.cluster_k}, {self.stages} stages, {self.units} units, "
+            f"{self.cluster_k} x {self.cluster_m}, {self.stages} stages, "
+            f"{self.quantize_threads} / {self.row_groups} "
+            f"quantizing threads x {self.units} units, "
             f"{self.shared_bytes} B shared"
         )
 
@@ -253,17 +287,29 @@ def _find_reasons(config: WgmmaQuantizeConfig) -> Iterator[str]:
         ("dtype", config.dtype, ("float16", "bfloat16")),
         ("rank_tile", config.rank_tile, RANK_TILES),
         ("cluster_k", config.cluster_k, CLUSTERS),
+        ("cluster_m", config.cluster_m, CLUSTERS),
         ("stages", config.stages, tuple(range(2, MAX_STAGES + 1))),
+        ("quantize_threads", config.quantize_threads, QUANTIZE_THREADS),
+        ("row_groups", config.row_groups, ROW_GROUPS),
         ("units", config.units, tuple(range(1, MAX_UNITS + 1))),
         ("tokens", config.tokens, tuple(range(8, MAX_TOKENS + 1, 8))),
     ):
         if value not in known:
             yield f"{name} is {value!r}, must be one of {known}"
             return  # the sizes below need legal values
-    if config.rank_tile and config.tokens // 2 > MAX_ACCUMULATORS:
+    if config.cluster_k > 1 and config.cluster_m > 1:
+        yield f"cluster_k is {config.cluster_k} and cluster_m {config.cluster_m}: one of them is 1"
+    if config.cluster_m > 1 and (not config.rank_tile or config.loaded_ranks % 8):
+        yield f"cluster_m is {config.cluster_m}: parts of {config.rank_tile} ranks are no eights"
+    needed = config.tokens // 2 + _WGMMA_REGISTERS
+    if config.rank_tile and needed > config.launch_registers:
         yield (
-            f"tokens is {config.tokens}: {config.tokens // 2} accumulators a thread, at most "
-            f"{MAX_ACCUMULATORS}"
+            f"tokens is {config.tokens}: a product needs {needed} registers a thread, "
+            f"{config.threads} threads start with {config.launch_registers}"
+        )
+    if config.rows_at_once * config.quantize_threads > _MAXIMA_BYTES * 4:
+        yield (
+            f"rows_at_once is {config.rows_at_once}: {_MAXIMA_BYTES // 8} maxima of warps and rows fit"
         )
     if config.shift and not config.has_token_scale:
         yield f"shift is {config.shift}: mode {config.mode} has its format's"
@@ -276,7 +322,6 @@ def _find_reasons(config: WgmmaQuantizeConfig) -> Iterator[str]:
 
 def choose_config(request: WgmmaQuantizeRequest) -> WgmmaQuantizeConfig:
     """Return the legal configuration of fewest `estimate_ns`."""
-    units = -(-padded_k(request.k) // SPAN)
     candidates = []
     for cluster_k, rank_tile in itertools.product(CLUSTERS, _list_rank_tiles(request.rank)):
         config = WgmmaQuantizeConfig(
@@ -289,17 +334,14 @@ def choose_config(request: WgmmaQuantizeRequest) -> WgmmaQuantizeConfig:
             rank_tile=rank_tile,
             cluster_k=cluster_k,
             stages=2,
-            units=min(units, MAX_UNITS + 1),
         )
         config = dataclasses.replace(config, tokens=_choose_tokens(config, request))
+        config = _share_threads(config, request)
         config = dataclasses.replace(config, stages=_choose_stages(config, request.k))
         if not any(_find_reasons(config)):
             candidates.append(config)
     if not candidates:
-        raise UsageError(
-            f"quantize_act_wgmma has no legal configuration for {request!r}: K is at most "
-            f"{MAX_UNITS * SPAN}"
-        )
+        raise UsageError(f"quantize_act_wgmma has no legal configuration for {request!r}")
     return min(candidates, key=lambda one: (estimate_ns(request, one), one.cluster_k))
 
 
@@ -316,7 +358,30 @@ def _choose_tokens(config: WgmmaQuantizeConfig, request: WgmmaQuantizeRequest) -
     resident = max(1, count_resident(config, request.rank))
     rows = -(-request.m // resident)
     wanted = -(-rows // 8) * 8
-    return max(8, min(wanted, 2 * MAX_ACCUMULATORS))
+    return max(8, min(wanted, _MOST_TOKENS))
+
+
+def _share_threads(
+    config: WgmmaQuantizeConfig, request: WgmmaQuantizeRequest
+) -> WgmmaQuantizeConfig:
+    """Return the configuration with its quantizing threads: more where there are rows for them.
+
+    Exact modes need registers more than threads.
+    """
+    columns = padded_k(request.k)
+    rows = min(config.tokens, request.m) // config.cluster_k
+    is_wide = columns > WIDTH * min(QUANTIZE_THREADS)
+    threads = 512 if config.has_token_scale and (is_wide or rows >= _MANY_ROWS) else 256
+    groups = 2 if threads == 512 and not is_wide else 1
+    units = -(-columns // (WIDTH * threads // groups))
+    return dataclasses.replace(
+        config,
+        tokens=min(config.tokens, _MOST_TOKENS if threads == 256 else _TOKENS_BESIDE_512),
+        quantize_threads=threads,
+        row_groups=groups,
+        units=min(units, MAX_UNITS + 1),
+        rows_at_once=2 if units == 1 and threads == 256 else 1,
+    )
 
 
 def _choose_stages(config: WgmmaQuantizeConfig, k: int) -> int:

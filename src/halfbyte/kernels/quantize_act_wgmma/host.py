@@ -59,7 +59,9 @@ def _make_fake_tensors(config: WgmmaQuantizeConfig) -> QuantizeTensors:
     has_rank = config.rank_tile > 0
     return QuantizeTensors(
         x=_make_x(config, m),
-        smooth=_make_vector(Float32, cute.sym_int32()) if config.has_smooth else None,
+        smooth=_make_vector(Float32, cute.sym_int32(), ROW_ALIGNMENT_BYTES)
+        if config.has_smooth
+        else None,
         lora_down=_make_rows(element, cute.sym_int32(), 1) if has_rank else None,
         act=_make_rows(_ACT_TYPES[config.act_dtype], m, K_ALIGNMENT),
         token_scale=_make_vector(Float32, m) if config.has_token_scale else None,
@@ -88,8 +90,8 @@ def _make_rows(element: Any, rows: Any, divisor: int) -> Any:
     return make_fake_tensor(element, (rows, columns), stride, assumed_align=ROW_ALIGNMENT_BYTES)
 
 
-def _make_vector(element: Any, length: Any) -> Any:
-    return make_fake_compact_tensor(element, (length,), assumed_align=4)
+def _make_vector(element: Any, length: Any, align: int = 4) -> Any:
+    return make_fake_compact_tensor(element, (length,), assumed_align=align)
 
 
 def _make_fake_scales(config: WgmmaQuantizeConfig) -> GlobalScales:

@@ -77,7 +77,7 @@ def make_source(config: WgmmaQuantizeConfig) -> KernelSource:
     before.
 
         x                [M, K] float16 or bfloat16, rows of any pitch
-        smooth           [K] float32: 1 / smooth in fp8 and int8, smooth in the other modes
+        smooth           [K] float32, 16-byte aligned: 1 / smooth in fp8 and int8, else smooth
         lora_down        [R_pad, K_pad] in x's dtype, zeros in the padding
         act              [M, K_pad], rows at multiples of 16 bytes; every element is written
         token_scale      [M] float32

@@ -23,7 +23,6 @@ from halfbyte.device.memory_access import (
     st_shared_f32,
 )
 from halfbyte.device.traced_record import TracedRecord
-from halfbyte.kernels.quantize_act_wgmma.config import QUANTIZE_THREADS
 from halfbyte.kernels.quantize_act_wgmma.token_scale import (
     TokenScale,
     choose_token_scale,
@@ -31,8 +30,8 @@ from halfbyte.kernels.quantize_act_wgmma.token_scale import (
 )
 from halfbyte.kernels.quantize_act_wgmma.units import WORDS, Units
 
-BARRIER = 1  # named barrier of the quantizing threads
-_WARPS = QUANTIZE_THREADS // 32
+BUFFERS = 3  # batches of rows in registers: one in work, two on their way
+FIRST_BARRIER = 1  # named barrier of the first group of threads
 
 
 @dataclass(frozen=True)
@@ -47,23 +46,37 @@ class TokenRows(TracedRecord):
 
     @cute.jit
     def run(self) -> None:
-        """Quantize this CTA's rows; the next ones are on their way meanwhile."""
+        """Quantize this CTA's rows; the ones of the next two batches are on their way meanwhile."""
         work, config = self.units.work, self.units.work.config
         rows = cutlass.const_expr(config.rows_at_once)
         size = cutlass.const_expr(rows * config.units * WORDS)
-        words = cute.make_rmem_tensor((size,), Uint32)
-        ahead = cute.make_rmem_tensor((size,), Uint32)
-        self.units.load_rows(ahead, Int32(0))
+        step = cutlass.const_expr(config.row_groups)
+        buffers = [cute.make_rmem_tensor((size,), Uint32) for _ in range(BUFFERS)]
+        first = self.units.group
+        for index in cutlass.range_constexpr(BUFFERS - 1):
+            self.units.load_rows(buffers[index], first + index * step)
         batches = (work.rows.own_count + (rows - 1)) // rows
-        for batch in cutlass.range(batches, unroll=1):
-            for index in cutlass.range_constexpr(size):
-                words[index] = ahead[index]
-            self.units.load_rows(ahead, batch + 1)
-            maxima = work.shared + config.maxima_offset + (batch & 1) * (rows * _WARPS * 4)
-            self.share_maxima(words, maxima)
-            # x' is made again: what the compiler would keep instead has no room in registers.
-            update_by_ptx("", words)
-            self.write_rows(words, batch * rows, maxima)
+        for batch in cutlass.range(first, batches, BUFFERS * step, unroll=1):
+            for index in cutlass.range_constexpr(BUFFERS):
+                this = batch + index * step
+                self.units.load_rows(
+                    buffers[(index + BUFFERS - 1) % BUFFERS], this + (BUFFERS - 1) * step
+                )
+                if this < batches:
+                    self.quantize_batch(buffers[index], this)
+
+    @cute.jit
+    def quantize_batch(self, words: Any, batch: Int32) -> None:
+        """Quantize the rows of a batch; its group of threads calls it."""
+        work, config = self.units.work, self.units.work.config
+        rows = cutlass.const_expr(config.rows_at_once)
+        bytes_of_batch = cutlass.const_expr(rows * config.row_threads // 32 * 4)
+        turn = self.units.group * 2 + (batch // config.row_groups & 1)
+        maxima = work.shared + config.maxima_offset + turn * bytes_of_batch
+        self.share_maxima(words, maxima)
+        # x' is made again: what the compiler would keep instead has no room in registers.
+        update_by_ptx("", words)
+        self.write_rows(words, batch * rows, maxima)
 
     @cute.jit
     def share_maxima(self, words: Any, maxima: Int32) -> None:
@@ -76,8 +89,11 @@ class TokenRows(TracedRecord):
                     largest = max_magnitude_f32(largest, value)
             bits = redux_max_u32(mov_b32_to_u32(largest))
             if self.units.thread % 32 == 0:
-                st_shared_b32(maxima + (row * _WARPS + self.units.thread // 32) * 4, bits)
-        cute.arch.barrier(barrier_id=BARRIER, number_of_threads=QUANTIZE_THREADS)
+                place = row * (config.row_threads // 32) + self.units.thread // 32
+                st_shared_b32(maxima + place * 4, bits)
+        cute.arch.barrier(
+            barrier_id=FIRST_BARRIER + self.units.group, number_of_threads=config.row_threads
+        )
 
     def prepare(self, words: Any, row: int, unit: int) -> list[Any]:
         """Return x' = (x + shift) * factor of a unit."""
@@ -95,7 +111,8 @@ class TokenRows(TracedRecord):
         """Scale, encode and store the rows of a batch, the first of which is this CTA's `first`."""
         work, config = self.units.work, self.units.work.config
         for row in cutlass.range_constexpr(config.rows_at_once):
-            scale = read_scale(maxima + row * (_WARPS * 4), config.mode)
+            warps = cutlass.const_expr(config.row_threads // 32)
+            scale = read_scale(maxima + row * (warps * 4), warps, config.mode)
             self.store_scale(first + row, scale.scale)
             if work.is_writing:
                 for unit in cutlass.range_constexpr(config.units):
@@ -113,10 +130,10 @@ class TokenRows(TracedRecord):
                 st_global_f32(work.outputs.token_scale + this_row * 4, scale)
 
 
-def read_scale(maxima: Int32, mode: str) -> TokenScale:
-    """Return the scale of a row from the maxima of all warps."""
+def read_scale(maxima: Int32, warps: int, mode: str) -> TokenScale:
+    """Return the scale of a row from the maxima of so many warps."""
     largest = Uint32(0)
-    for four in range(0, _WARPS, 4):
+    for four in range(0, warps, 4):
         for bits in ld_shared_v4(maxima + 4 * four):
             largest = max_u32(largest, bits)
     return choose_token_scale(largest, mode)

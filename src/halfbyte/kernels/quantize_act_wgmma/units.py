@@ -1,8 +1,8 @@
 """Units of a row: sixteen neighbouring columns, what one thread loads, quantizes and stores.
 
-Thread i of the quantizing ones has unit i of a row, and where rows are longer unit i + 256, and so
-on. Four neighbouring threads hold 64 columns in order; act wants word p of all four beside each
-other (kernels/gemm_w4_wgmma/weight_layout.py). `transpose_words` exchanges them.
+Thread i of those that share a row has unit i of it, and in longer rows the one as many units further
+on. Four neighbouring threads hold 64 columns in order; act wants word p of all four beside
+each other (kernels/gemm_w4_wgmma/weight_layout.py). `transpose_words` exchanges them.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 
-from halfbyte.device.float_arithmetic import cvt_f32_bf16x2, cvt_f32_f16x2
+from halfbyte.device.float_arithmetic import (
+    cvt_f32_bf16x2,
+    cvt_f32_f16x2,
+    mov_b32_to_f32,
+)
 from halfbyte.device.memory_access import (
+    cp_async_16,
     ld_global_b16,
     ld_global_f32,
     ld_global_v4,
@@ -22,7 +27,7 @@ from halfbyte.device.memory_access import (
     st_shared_f32,
 )
 from halfbyte.device.traced_record import TracedRecord
-from halfbyte.kernels.quantize_act_wgmma.config import BLOCK_K, QUANTIZE_THREADS, SPAN, WIDTH
+from halfbyte.kernels.quantize_act_wgmma.config import BLOCK_K, WIDTH
 from halfbyte.kernels.quantize_act_wgmma.work import Work
 
 WORDS = 8  # of a unit of x: two numbers each
@@ -35,11 +40,13 @@ class Units(TracedRecord):
 
     Attributes:
         work: of the CTA.
-        thread: of the quantizing threads.
+        group: which rows it has.
+        thread: of those that share a row.
         factors: float32 [units * 16] in registers, or None: there are none, or in shared memory.
     """
 
     work: Work
+    group: Int32
     thread: Int32
     factors: Any
 
@@ -50,7 +57,7 @@ class Units(TracedRecord):
 
     def column(self, unit: int) -> Int32:
         """Return the first column of a unit."""
-        return self.thread * WIDTH + unit * SPAN
+        return self.thread * WIDTH + unit * self.work.config.span
 
     @cute.jit
     def load_rows(self, words: Any, batch: Int32) -> None:
@@ -89,8 +96,10 @@ class Units(TracedRecord):
         if not config.has_smooth:
             return None
         if config.has_shared_smooth:
-            address = self.work.shared + config.smooth_offset + self.column(unit) * 4
-            return [value for four in range(4) for value in ld_shared_v4_f32(address + 16 * four)]
+            address = self.work.shared + config.smooth_offset + self.thread * _PIECE_BYTES
+            step = config.row_threads * _PIECE_BYTES
+            pieces = [ld_shared_v4_f32(address + (4 * unit + four) * step) for four in range(4)]
+            return [value for piece in pieces for value in piece]
         return [self.factors[unit * WIDTH + index] for index in range(WIDTH)]
 
     def unpack(self, words: Any, first: int) -> list[Any]:
@@ -115,27 +124,64 @@ class Units(TracedRecord):
 
 @cute.jit
 def make_units(work: Work, thread: Int32) -> Units:
-    """Return the units of a thread, with their factors loaded; all quantizing threads call it.
+    """Return the units of quantizing thread `thread`, with their factors on the way.
 
     Beyond K lie factors 0, whatever is added to x before, or divisors 1.
     """
     config = work.config
-    beyond = cutlass.const_expr(0.0 if config.has_token_scale else 1.0)
+    group = cute.arch.make_warp_uniform(thread // config.row_threads)
+    thread_of_row = thread % config.row_threads
     factors = None
     if cutlass.const_expr(config.has_shared_smooth):
-        for column in cutlass.range(thread, SPAN * config.units, QUANTIZE_THREADS, unroll=1):
-            value = Float32(beyond)
-            if column < work.x.columns:
-                value = ld_global_f32(work.smooth + Int64(column) * 4)
-            st_shared_f32(work.shared + config.smooth_offset + column * 4, value)
+        for four in cutlass.range(thread, config.columns // 4, config.quantize_threads, unroll=1):
+            copy_four_factors(work, four)
     elif cutlass.const_expr(config.has_smooth):
         factors = cute.make_rmem_tensor((config.units * WIDTH,), Float32)
-        for index in cutlass.range_constexpr(config.units * WIDTH):
-            column = thread * WIDTH + index // WIDTH * SPAN + index % WIDTH
-            factors[index] = Float32(beyond)
-            if column < work.x.columns:
-                factors[index] = ld_global_f32(work.smooth + Int64(column) * 4)
-    return Units(work, thread, factors)
+        for unit in cutlass.range_constexpr(config.units):
+            for four in cutlass.range_constexpr(4):
+                column = thread_of_row * WIDTH + unit * config.span + 4 * four
+                load_four_factors(work, factors, unit * WIDTH + 4 * four, column)
+    return Units(work, group, thread_of_row, factors)
+
+
+@cute.jit
+def load_four_factors(work: Work, factors: Any, first: cutlass.Constexpr, column: Int32) -> None:
+    """Load the factors of four neighbouring columns into registers."""
+    beyond = cutlass.const_expr(0.0 if work.config.has_token_scale else 1.0)
+    source = work.smooth + Int64(column) * 4
+    for index in cutlass.range_constexpr(4):
+        factors[first + index] = Float32(beyond)
+    if column + 4 <= work.x.columns:
+        loaded = ld_global_v4(source)
+        for index in cutlass.range_constexpr(4):
+            factors[first + index] = mov_b32_to_f32(loaded[index])
+    else:
+        for index in cutlass.range_constexpr(4):
+            if column + index < work.x.columns:
+                factors[first + index] = ld_global_f32(source + 4 * index)
+
+
+@cute.jit
+def copy_four_factors(work: Work, four: Int32) -> None:
+    """Copy the factors of columns 4 * four to 4 * four + 3 to shared memory, asynchronously.
+
+    There, what a thread reads at once lies beside what its neighbour does: [unit, four of the
+    unit, thread].
+    """
+    config = work.config
+    column = four * 4
+    thread = column % config.span // WIDTH
+    place = (column // config.span * 4 + four % 4) * config.row_threads + thread
+    target = work.shared + config.smooth_offset + place * _PIECE_BYTES
+    source = work.smooth + Int64(column) * 4
+    if column + 4 <= work.x.columns:
+        cp_async_16(target, source, Int32(_PIECE_BYTES))
+    else:
+        for index in cutlass.range_constexpr(4):
+            value = Float32(0.0 if config.has_token_scale else 1.0)
+            if column + index < work.x.columns:
+                value = ld_global_f32(source + 4 * index)
+            st_shared_f32(target + 4 * index, value)
 
 
 def transpose_words(words: list[Any], quad: Int32) -> tuple[Uint32, Uint32, Uint32, Uint32]:
