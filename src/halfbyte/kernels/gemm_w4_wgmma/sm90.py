@@ -387,6 +387,9 @@ class GemmProgram:
                 init_rings(config, buffers)
             cute.arch.mbarrier_init_fence()
         self.sync_cluster()
+        if cutlass.const_expr(config.use_pdl):
+            # The next kernel may take its place as soon as there is room: it waits for this grid.
+            cute.arch.griddepcontrol_launch_dependents()
         scheduler = TileScheduler(
             Raster(token_tiles, groups, config.raster_group),
             cute.arch.block_idx()[0] // config.cluster_size,
@@ -429,8 +432,6 @@ class GemmProgram:
                 )
             role = self.make_multiply_role(work, buffers, factors, warpgroup, thread)
             role.multiply_role(epilogue)
-            if cutlass.const_expr(config.use_pdl):
-                cute.arch.griddepcontrol_launch_dependents()
         if cutlass.const_expr(config.cluster > 1):
             self.sync_cluster()  # arrivals from the other CTA find this one's barriers
 
