@@ -81,7 +81,7 @@ class WgmmaGemmConfig:
     cluster: int = 1
     splits: int = 1
     pairs: int = 1
-    ahead: int = 1
+    ahead: int = 2
     raster_group: int = 8
     has_bias: bool = False
     has_alpha: bool = False
