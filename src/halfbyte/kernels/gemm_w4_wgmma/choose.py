@@ -51,14 +51,13 @@ _INGEST_BYTES_PER_CYCLE: Final = 41.0  # from L2, of an SM while all load
 _MEMORY_BYTES_PER_S: Final = 4.0e12
 _START_US: Final = 2.6  # of a launch with two blocks a tile
 _EXCHANGE_US: Final = 0.4  # of a cluster's sum
-_EXCHANGE_TOKEN_US: Final = 0.02  # and of each token of the tile
+_EXCHANGE_TOKEN_US: Final = 0.026  # and of each token of the tile
 _EPILOGUE_CYCLES_PER_TOKEN: Final = 9.0
 _GROUP_CYCLES_PER_TOKEN: Final = 8.0  # of a block: counted instructions, not measured
 _SHARED_FACTORS: Final = (1.03, 0.985)  # of a cluster of two, with few waves and with more
 _STAGING_CYCLES: Final = 300.0  # of each part that a tile is stored in
-_FEWEST_SLOTS: Final = (
-    4  # of a wide tile: what the ring does not take stages more of a tile at once
-)
+# Slots of a wide tile, at least: what the ring does not take stages more of a tile at once.
+_FEWEST_SLOTS: Final = 4
 _SLOT_CYCLES: Final = 60.0  # barriers of a slot, where they are not hidden
 
 # A ring of few tokens holds what is on its way from memory; more only queues, and activations with
