@@ -115,7 +115,7 @@ def run(compile_source: CompileSource, config: WgmmaQuantizeConfig, operands: Op
         lora_act,
     )
     scales = (scale, alpha, partial, WEIGHT_SCALE, LORA_ACT_SCALE)
-    call(tensors, scales, RESIDENT_CLUSTERS[config.cluster])
+    call(tensors, scales, RESIDENT_CLUSTERS[config.cluster_k])
     return Result(
         act=act.cpu(),
         token_scale=to_cpu(token_scale),

@@ -8,12 +8,13 @@ from halfbyte.errors import FormatError, UsageError
 from halfbyte.formats.activation import ACTIVATION_FORMATS
 from halfbyte.kernels.quantize_act_wgmma.config import (
     GPU,
+    RESIDENT_CLUSTERS,
     TOKEN_MODES,
     WgmmaQuantizeConfig,
     WgmmaQuantizeRequest,
     check_legal,
     choose_config,
-    count_resident,
+    count_rank_tiles,
     padded_k,
 )
 from halfbyte.kernels.quantize_act_wgmma.source import list_arguments, make_source
@@ -40,9 +41,10 @@ def test_registers_of_all_roles_fit_into_what_a_cta_starts_with() -> None:
     assert product + config.quantize_registers * config.quantize_threads + 24 * 128 <= started
 
 
-def test_few_rows_take_many_clusters() -> None:
-    config = choose_config(WgmmaQuantizeRequest("fp8", "bfloat16", 16, 3840, 128))
-    assert config.tokens * count_resident(config, 128) >= 16
+def test_few_rows_are_all_resident_at_once() -> None:
+    config = choose_config(WgmmaQuantizeRequest("fp8", "bfloat16", 120, 3840, 128))
+    clusters = RESIDENT_CLUSTERS[config.cluster_k] // count_rank_tiles(config, 128)
+    assert config.tokens * clusters >= 120
 
 
 @pytest.mark.parametrize(

@@ -131,16 +131,6 @@ def test_any_cluster_gives_the_same_values(
     check_call(compile_source, operands, mode, **choices)
 
 
-@pytest.mark.parametrize("cluster_m", [2, 4, 8])
-@pytest.mark.parametrize("mode", ["fp8", "nvfp4_nunchaku"])
-def test_lora_down_is_shared_by_multicast(
-    compile_source: CompileSource, mode: str, cluster_m: int
-) -> None:
-    operands = make_operands(Shape(70, 500, 60), "bfloat16")
-    choices = {"cluster_k": 1, "cluster_m": cluster_m, "rank_tile": 64, "tokens": 16, "stages": 2}
-    check_call(compile_source, operands, mode, **choices)
-
-
 @pytest.mark.parametrize("threads", [(256, 1, 2), (512, 2, 1), (512, 1, 1), (512, 1, 2)])
 def test_threads_share_rows_in_any_way(
     compile_source: CompileSource, threads: tuple[int, int, int]
@@ -154,7 +144,8 @@ def test_threads_share_rows_in_any_way(
 @pytest.mark.parametrize(("mode", "tokens"), [("fp8", 72), ("int8", 136), ("nvfp4_nunchaku", 136)])
 def test_a_large_tile(compile_source: CompileSource, mode: str, tokens: int) -> None:
     operands = make_operands(Shape(300, 3840, 128), "bfloat16")
-    check_call(compile_source, operands, mode, cluster_k=2, rank_tile=128, tokens=tokens, stages=4)
+    choices = {"cluster_k": 2, "rank_tile": 128, "tokens": tokens, "stages": 3}
+    check_call(compile_source, operands, mode, **choices)
 
 
 @pytest.mark.parametrize("k", [4200, 9000, 15000])

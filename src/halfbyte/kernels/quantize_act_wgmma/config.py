@@ -6,7 +6,6 @@ and the other from L2, and neither waits for the other before the end.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -39,10 +38,13 @@ _WGMMA_REGISTERS: Final = 26  # that ptxas wants beside the accumulators at the 
 _ADDRESS_REGISTERS: Final = 32  # of a product thread, beside its accumulators
 MAX_UNITS: Final = 8
 MAX_STAGES: Final = 8
-_MOST_TOKENS: Final = 136  # where there is more to do than fits at once
-_TOKENS_BESIDE_512: Final = 88  # what registers are left for
-_MANY_ROWS: Final = 8  # of a CTA: enough for two groups of threads
-_ROWS_WITHOUT_PRODUCT: Final = 8  # of a CTA that only quantizes: several share an SM
+# Of the rule that chooses, from measurements.
+_FEW_ROWS: Final = 120  # 8 a cluster of 4, two rank tiles
+_SOME_ROWS: Final = 512
+_MANY_ROWS: Final = 1536
+_LONG_ROW: Final = 4096  # columns of 256 threads with one unit each
+_STAGES_FOR_MANY_ROWS: Final = 4
+_MOST_TOKENS: Final = 72  # 66 of 4352 rows in each of 66 clusters
 _BARRIER_BYTES: Final = 256
 _MAXIMA_BYTES: Final = 2 * 4 * 8 * 4  # two buffers of each row's and warp's, however they split
 _SWIZZLE_ALIGN_BYTES: Final = 1024
@@ -85,8 +87,6 @@ class WgmmaQuantizeConfig:
             for the same rows, of which the first writes act.
         tokens: rows of a cluster at most, the N of a wgmma.
         cluster_k: CTAs that share rows and split K of the product.
-        cluster_m: CTAs of a cluster with rows of their own, which share lora_down by multicast:
-            each loads a part of every block for all. One of both is 1.
         stages: ring slots.
         quantize_threads: threads that quantize.
         row_groups: groups of them, each with rows of its own.
@@ -103,7 +103,6 @@ class WgmmaQuantizeConfig:
     rank_tile: int = 128
     tokens: int = 72
     cluster_k: int = 2
-    cluster_m: int = 1
     stages: int = 4
     quantize_threads: int = 256
     row_groups: int = 1
@@ -161,16 +160,6 @@ class WgmmaQuantizeConfig:
     def threads(self) -> int:
         """Threads of a CTA."""
         return self.product_threads + self.quantize_threads + 128 * (self.rank_tile > 0)
-
-    @property
-    def cluster(self) -> int:
-        """CTAs of a cluster."""
-        return self.cluster_k * self.cluster_m
-
-    @property
-    def loaded_ranks(self) -> int:
-        """Rows of a block of lora_down that one CTA loads."""
-        return self.rank_tile // self.cluster_m
 
     @property
     def row_threads(self) -> int:
@@ -264,7 +253,7 @@ class WgmmaQuantizeConfig:
         """Return the configuration in one line."""
         return (
             f"{self.mode} {self.dtype}: {self.tokens} tokens, rank tile {self.rank_tile}, cluster "
-            f"{self.cluster_k} x {self.cluster_m}, {self.stages} stages, "
+            f"{self.cluster_k}, {self.stages} stages, "
             f"{self.quantize_threads} / {self.row_groups} "
             f"quantizing threads x {self.units} units, "
             f"{self.shared_bytes} B shared"
@@ -287,7 +276,6 @@ def _find_reasons(config: WgmmaQuantizeConfig) -> Iterator[str]:
         ("dtype", config.dtype, ("float16", "bfloat16")),
         ("rank_tile", config.rank_tile, RANK_TILES),
         ("cluster_k", config.cluster_k, CLUSTERS),
-        ("cluster_m", config.cluster_m, CLUSTERS),
         ("stages", config.stages, tuple(range(2, MAX_STAGES + 1))),
         ("quantize_threads", config.quantize_threads, QUANTIZE_THREADS),
         ("row_groups", config.row_groups, ROW_GROUPS),
@@ -297,10 +285,6 @@ def _find_reasons(config: WgmmaQuantizeConfig) -> Iterator[str]:
         if value not in known:
             yield f"{name} is {value!r}, must be one of {known}"
             return  # the sizes below need legal values
-    if config.cluster_k > 1 and config.cluster_m > 1:
-        yield f"cluster_k is {config.cluster_k} and cluster_m {config.cluster_m}: one of them is 1"
-    if config.cluster_m > 1 and (not config.rank_tile or config.loaded_ranks % 8):
-        yield f"cluster_m is {config.cluster_m}: parts of {config.rank_tile} ranks are no eights"
     needed = config.tokens // 2 + _WGMMA_REGISTERS
     if config.rank_tile and needed > config.launch_registers:
         yield (
@@ -308,9 +292,7 @@ def _find_reasons(config: WgmmaQuantizeConfig) -> Iterator[str]:
             f"{config.threads} threads start with {config.launch_registers}"
         )
     if config.rows_at_once * config.quantize_threads > _MAXIMA_BYTES * 4:
-        yield (
-            f"rows_at_once is {config.rows_at_once}: {_MAXIMA_BYTES // 8} maxima of warps and rows fit"
-        )
+        yield (f"rows_at_once is {config.rows_at_once}: {_MAXIMA_BYTES // 8} maxima of warps fit")
     if config.shift and not config.has_token_scale:
         yield f"shift is {config.shift}: mode {config.mode} has its format's"
     if config.shared_bytes > GPU.shared_bytes_per_cta:
@@ -321,44 +303,36 @@ def _find_reasons(config: WgmmaQuantizeConfig) -> Iterator[str]:
 
 
 def choose_config(request: WgmmaQuantizeRequest) -> WgmmaQuantizeConfig:
-    """Return the legal configuration of fewest `estimate_ns`."""
-    candidates = []
-    for cluster_k, rank_tile in itertools.product(CLUSTERS, _list_rank_tiles(request.rank)):
-        config = WgmmaQuantizeConfig(
-            mode=request.mode,
-            dtype=request.dtype,
-            has_smooth=request.has_smooth,
-            shift=request.shift,
-            x_is_aligned=request.x_is_aligned,
-            use_pdl=request.use_pdl,
-            rank_tile=rank_tile,
-            cluster_k=cluster_k,
-            stages=2,
-        )
-        config = dataclasses.replace(config, tokens=_choose_tokens(config, request))
-        config = _share_threads(config, request)
-        config = dataclasses.replace(config, stages=_choose_stages(config, request.k))
-        if not any(_find_reasons(config)):
-            candidates.append(config)
-    if not candidates:
-        raise UsageError(f"quantize_act_wgmma has no legal configuration for {request!r}")
-    return min(candidates, key=lambda one: (estimate_ns(request, one), one.cluster_k))
+    """Return the configuration for a request, by what an H200 took (docs/kernels).
 
-
-def _list_rank_tiles(rank: int) -> tuple[int, ...]:
-    if rank == 0:
-        return (0,)
-    return tuple(tile for tile in RANK_TILES if 0 < tile <= max(16, padded_rank(rank)))
-
-
-def _choose_tokens(config: WgmmaQuantizeConfig, request: WgmmaQuantizeRequest) -> int:
-    """Return the rows of a cluster where all are resident at once, or the most there can be."""
-    if not request.rank:
-        return _ROWS_WITHOUT_PRODUCT
-    resident = max(1, count_resident(config, request.rank))
-    rows = -(-request.m // resident)
-    wanted = -(-rows // 8) * 8
-    return max(8, min(wanted, _MOST_TOKENS))
+    Few rows: what a CTA reads of lora_down decides, so K and ranks are split. Many rows: shared
+    memory does, so a cluster has as many as its accumulators hold. K beyond one unit a thread takes
+    all threads for a row, and whole rows of K for the product.
+    """
+    config = WgmmaQuantizeConfig(
+        mode=request.mode,
+        dtype=request.dtype,
+        has_smooth=request.has_smooth,
+        shift=request.shift,
+        x_is_aligned=request.x_is_aligned,
+        use_pdl=request.use_pdl,
+    )
+    rank_tile = next((tile for tile in RANK_TILES if tile >= request.rank), RANK_TILES[-1])
+    if not rank_tile:
+        config = dataclasses.replace(config, rank_tile=0, cluster_k=1)
+    elif request.m <= _FEW_ROWS:
+        config = dataclasses.replace(config, rank_tile=min(rank_tile, PRODUCT_RANKS), cluster_k=4)
+    elif request.m <= _SOME_ROWS:
+        config = dataclasses.replace(config, rank_tile=rank_tile, cluster_k=4)
+    else:
+        is_long = request.m > _MANY_ROWS and padded_k(request.k) > _LONG_ROW
+        cluster_k = 1 if is_long and config.has_token_scale else 2
+        config = dataclasses.replace(config, rank_tile=rank_tile, cluster_k=cluster_k)
+    config = _share_threads(config, request)
+    config = dataclasses.replace(config, tokens=_choose_tokens(config, request))
+    config = dataclasses.replace(config, stages=_choose_stages(config, request))
+    check_legal(config)
+    return config
 
 
 def _share_threads(
@@ -369,71 +343,39 @@ def _share_threads(
     Exact modes need registers more than threads.
     """
     columns = padded_k(request.k)
-    rows = min(config.tokens, request.m) // config.cluster_k
-    is_wide = columns > WIDTH * min(QUANTIZE_THREADS)
-    threads = 512 if config.has_token_scale and (is_wide or rows >= _MANY_ROWS) else 256
-    groups = 2 if threads == 512 and not is_wide else 1
+    is_long = columns > _LONG_ROW
+    has_many = request.m > _MANY_ROWS or (not config.rank_tile and request.m > _SOME_ROWS)
+    threads = 512 if config.has_token_scale and has_many else 256
+    groups = 2 if threads == 512 and not is_long else 1
     units = -(-columns // (WIDTH * threads // groups))
     return dataclasses.replace(
         config,
-        tokens=min(config.tokens, _MOST_TOKENS if threads == 256 else _TOKENS_BESIDE_512),
         quantize_threads=threads,
         row_groups=groups,
-        units=min(units, MAX_UNITS + 1),
-        rows_at_once=2 if units == 1 and threads == 256 else 1,
+        units=units,
+        rows_at_once=2 if units == 1 and not config.has_token_scale else 1,
     )
 
 
-def _choose_stages(config: WgmmaQuantizeConfig, k: int) -> int:
+def _choose_tokens(config: WgmmaQuantizeConfig, request: WgmmaQuantizeRequest) -> int:
+    """Return the rows of a cluster where all are resident at once, or the most there can be."""
+    resident = max(1, RESIDENT_CLUSTERS[config.cluster_k] // count_rank_tiles(config, request.rank))
+    rows = -(-request.m // resident)
+    return max(8, min(-(-rows // 8) * 8, _MOST_TOKENS))
+
+
+def _choose_stages(config: WgmmaQuantizeConfig, request: WgmmaQuantizeRequest) -> int:
     if not config.slot_bytes:
         return 2
+    most = _STAGES_FOR_MANY_ROWS if request.m > _MANY_ROWS else MAX_STAGES
     room = GPU.shared_bytes_per_cta - dataclasses.replace(config, stages=0).shared_bytes
-    blocks = -(-k // BLOCK_K)
-    return max(2, min(MAX_STAGES, room // config.slot_bytes, -(-blocks // config.cluster_k)))
+    blocks = -(-request.k // BLOCK_K)
+    return max(2, min(most, room // config.slot_bytes, -(-blocks // config.cluster_k)))
 
 
 def count_rank_tiles(config: WgmmaQuantizeConfig, rank: int) -> int:
     """Return the clusters that share rows, each with its ranks."""
     return -(-padded_rank(rank) // config.rank_tile) if config.rank_tile else 1
-
-
-def count_resident(config: WgmmaQuantizeConfig, rank: int) -> int:
-    """Return the clusters side by side along the rows that an H200 holds at once."""
-    return RESIDENT_CLUSTERS[config.cluster_k] // count_rank_tiles(config, rank)
-
-
-# Figures of the rule below, for an H200; docs/kernels/quantize_act_wgmma.md.
-_MEMORY_BYTES_PER_NS: Final = 4300.0
-_L2_BYTES_PER_NS: Final = 6500.0
-_FILL_BYTES_PER_NS: Final = 100.0  # what one SM takes in
-_ROW_BYTES_PER_NS: Final = 20.0  # of x that the quantizing threads of one SM get through
-_LAUNCH_NS: Final = 2500.0
-_CLUSTER_NS: Final = 300.0  # of a cluster barrier, more for more CTAs
-_SUM_BYTES_PER_NS: Final = 30.0  # of a neighbour's shared memory
-
-
-def estimate_ns(request: WgmmaQuantizeRequest, config: WgmmaQuantizeConfig) -> float:
-    """Return the modelled time of a call; a rule to rank configurations, not a measurement."""
-    rank_tiles = count_rank_tiles(config, request.rank)
-    resident = max(1, count_resident(config, request.rank))
-    clusters = -(-request.m // config.tokens)
-    waves = -(-clusters // resident)
-    clusters = max(clusters, min(resident, -(-request.m // 8)))
-    rows = -(-request.m // clusters)
-    ctas = clusters * rank_tiles * config.cluster_k
-    x_bytes = 2.0 * request.m * request.k
-    written = request.m * (request.k * config.act_bytes + 2 * request.rank)
-    slice_bytes = 2.0 * request.k / config.cluster_k
-    share = -(-rows // config.cluster_k)
-    product = slice_bytes * (rows + config.rank_tile) * (config.rank_tile > 0)
-    quantized = 2.0 * request.k * share
-    one_sm = waves * (product + quantized) / _FILL_BYTES_PER_NS
-    quantizing = waves * quantized / _ROW_BYTES_PER_NS
-    all_sms = ctas * (product + quantized) / _L2_BYTES_PER_NS
-    memory = (x_bytes + written) / _MEMORY_BYTES_PER_NS
-    sums = 4.0 * share * config.rank_tile * (config.cluster_k - 1) / _SUM_BYTES_PER_NS
-    barriers = 2 * _CLUSTER_NS * config.cluster_k**0.5
-    return max(memory, one_sm, all_sms, quantizing) + _LAUNCH_NS + waves * (sums + barriers)
 
 
 def padded_k(k: int) -> int:

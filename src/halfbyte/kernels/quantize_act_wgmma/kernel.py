@@ -5,7 +5,7 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Int16, Int32, Int64, Uint8
+from cutlass import Int32, Int64, Uint8
 
 from halfbyte.device.operand_load import BlockLoad, TmaOperand
 from halfbyte.device.ring_position import Ring
@@ -71,17 +71,12 @@ class QuantizeActWgmma:
             x_operand = None
             if cutlass.const_expr(config.x_is_aligned):
                 x_operand = make_load_operand(x, config.tokens, ROW_BYTES, False)
-            is_multicast = cutlass.const_expr(config.cluster_m > 1)
-            lora_operand = make_load_operand(
-                lora_down, config.loaded_ranks, ROW_BYTES, is_multicast
-            )
-            operands = x_operand, lora_operand
-        resident = max_clusters // rank_tiles * config.cluster_m
-        teams = count_teams(x.shape[0], resident, config)
+            operands = x_operand, make_load_operand(lora_down, config.rank_tile, ROW_BYTES, False)
+        clusters = count_clusters(x.shape[0], max_clusters // rank_tiles, config.tokens)
         self.kernel(tensors, scales, operands).launch(
-            grid=(teams * config.cluster_k, rank_tiles, 1),
+            grid=(clusters * config.cluster_k, rank_tiles, 1),
             block=(config.threads, 1, 1),
-            cluster=(config.cluster, 1, 1),
+            cluster=(config.cluster_k, 1, 1),
             smem=config.shared_bytes,
             min_blocks_per_mp=1,
             stream=stream,
@@ -110,21 +105,21 @@ class QuantizeActWgmma:
             if cutlass.const_expr(has_dynamic_scale(config)):
                 is_first = (thread == 0) & (block == 0) & (rank_tile == 0)
                 store_global_scale(scales, global_scale, is_first)
-        rank_k = block % config.cluster_k
+        rank = block % config.cluster_k
         x, smooth = tensors.x, tensors.smooth
         work = Work(
             rows=share_rows(
                 Int32(x.shape[0]),
                 ctas // config.cluster_k,
                 block // config.cluster_k,
-                rank_k,
+                rank,
                 config.cluster_k,
             ),
-            blocks=share_blocks(Int32(x.shape[1]), rank_k, config.cluster_k),
+            blocks=share_blocks(Int32(x.shape[1]), rank, config.cluster_k),
             x=Matrix(x.iterator.toint(), Int32(x.shape[0]), Int32(x.shape[1]), Int64(x.stride[0])),
             smooth=None if smooth is None else smooth.iterator.toint(),
             is_writing=rank_tile == 0,
-            rank=block % config.cluster,
+            rank=rank,
             ring=ring,
             shared=shared.toint(),
             outputs=make_outputs(tensors, rank_tile, config),
@@ -132,9 +127,6 @@ class QuantizeActWgmma:
             global_scale=global_scale if has_dynamic_scale(config) else None,
             config=config,
         )
-        if cutlass.const_expr(config.cluster_m > 1):
-            cute.arch.cluster_arrive()  # peers load into this CTA's slots
-            cute.arch.cluster_wait()
         load = make_load_role(work, operands, shared, rank_tile)
         run_roles(work, load, global_scale, thread, config)
         if cutlass.const_expr(config.rank_tile > 0):
@@ -194,16 +186,12 @@ def quantize_rows(work: Work, global_scale: Any, thread: Int32, config: cutlass.
             BlockRows(units, global_scale).run()
 
 
-def count_teams(rows: Int32, resident: Int32, config: WgmmaQuantizeConfig) -> Int32:
-    """Return the teams of cluster_k CTAs along the rows, whole clusters of them.
-
-    As many as are resident, but each with 8 rows at least, and no more than `tokens`.
-    """
-    needed = (rows + (config.tokens - 1)) // config.tokens
+def count_clusters(rows: Int32, resident: Int32, tokens: int) -> Int32:
+    """Return the clusters along the rows: as many as are resident, but of 8 rows at least."""
+    needed = (rows + (tokens - 1)) // tokens
     most = (rows + (_ROW_STEP - 1)) // _ROW_STEP
     wanted = cutlass.select_(resident < most, resident, most)
-    wanted = cutlass.select_(wanted < needed, needed, wanted)
-    return Int32((wanted + (config.cluster_m - 1)) // config.cluster_m * config.cluster_m)
+    return Int32(cutlass.select_(wanted < needed, needed, wanted))
 
 
 def has_dynamic_scale(config: WgmmaQuantizeConfig) -> bool:
@@ -219,7 +207,7 @@ def init_ring(shared: Any, thread: Int32, config: cutlass.Constexpr) -> Any:
         ring = Ring(cute.recast_ptr(shared + config.barrier_offset, dtype=Int64), config.stages)
         if thread == 0:
             full_arrivals = cutlass.const_expr(1 if config.x_is_aligned else 2)
-            ring.init(full_arrivals, config.product_warpgroups * config.cluster_m)
+            ring.init(full_arrivals, config.product_warpgroups)
         cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
     return ring
@@ -256,25 +244,17 @@ def make_load_role(work: Work, operands: Any, shared: Any, rank_tile: Int32) -> 
         x = partition_slots(
             TmaOperand(x_operand.atom, rows),
             shared + config.lora_down_slot_bytes,
-            (config.tokens, 1),
+            config.tokens,
             config,
         )
-    parts = config.loaded_ranks, config.cluster_m
-    lora_down = partition_slots(lora_operand, shared, parts, config)
+    lora_down = partition_slots(lora_operand, shared, config.rank_tile, config)
     return LoadRole(work, x, lora_down, rank_tile)
 
 
 def partition_slots(
-    operand: TmaOperand, first: Any, box: tuple[int, int], config: WgmmaQuantizeConfig
+    operand: TmaOperand, first: Any, rows: int, config: WgmmaQuantizeConfig
 ) -> BlockLoad:
-    """Return the loads of boxes, `box` being (rows, boxes of a slot); place: box + boxes * slot.
-
-    Several boxes of a slot come from as many CTAs, each to all of them.
-    """
-    rows, boxes = box
-    places = cute.make_layout((boxes, config.stages), stride=(rows * ROW_BYTES, config.slot_bytes))
-    if boxes == 1:
-        places = cute.make_layout(config.stages, stride=config.slot_bytes)
-    slots = make_box_tensor(first, FLOAT_TYPES[config.dtype], (rows, ROW_BYTES), places)
-    mask = Int16((1 << boxes) - 1) if boxes > 1 else None
-    return partition_boxes(operand, slots, (rows, BLOCK_K), mask)
+    """Return the loads of boxes of so many rows; place: the slot."""
+    places = cute.make_layout(config.stages, stride=config.slot_bytes)
+    boxes = make_box_tensor(first, FLOAT_TYPES[config.dtype], (rows, ROW_BYTES), places)
+    return partition_boxes(operand, boxes, (rows, BLOCK_K))

@@ -90,13 +90,7 @@ class LoadRole(TracedRecord):
         x_bytes = config.tokens * ROW_BYTES * config.x_is_aligned
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(full, config.rank_tile * ROW_BYTES + x_bytes)
-        part = self.work.rank % config.cluster_m
-        self.lora_down.copy(
-            self.rank_tile * config.cluster_m + part,
-            self.work.blocks.first + block,
-            position.index * config.cluster_m + part,
-            full,
-        )
+        self.lora_down.copy(self.rank_tile, self.work.blocks.first + block, position.index, full)
 
     @cute.jit
     def load_x(self, block: Int32, position: RingPosition, lane: Int32) -> None:
@@ -151,12 +145,8 @@ class ProductRole(TracedRecord):
                 multiply_from_shared(sums, a + offset, b + offset, config.dtype)
             commit_products()
             wait_for_products(1, sums)
-            if (block > 0) & (self.thread % 128 < config.cluster_m):
-                empty = work.ring.empty(before)
-                if cutlass.const_expr(config.cluster_m > 1):
-                    cute.arch.mbarrier_arrive(empty, self.thread % 128)
-                else:
-                    cute.arch.mbarrier_arrive(empty)
+            if (block > 0) & (self.thread % 128 == 0):
+                cute.arch.mbarrier_arrive(work.ring.empty(before))
             before = position
             position = position.next()
         wait_for_products(0, sums)
@@ -185,14 +175,13 @@ def finish_sums(work: Work, thread: Int32, threads: cutlass.Constexpr) -> None:
     config = work.config
     fours = cutlass.const_expr(config.rank_tile // RANKS_AT_ONCE)
     own = work.shared + config.sums_offset
-    first_peer = work.rank // config.cluster_k * config.cluster_k
     for item in cutlass.range(thread, work.rows.own_count * fours, threads, unroll=1):
         row = item // fours
         column = item % fours * RANKS_AT_ONCE
         place = own + ((work.rows.own + row) * config.sum_pitch + column) * 4
         total = None
         for peer in cutlass.range_constexpr(config.cluster_k):
-            address = mapa_shared_cluster(place, first_peer + peer)
+            address = mapa_shared_cluster(place, Int32(peer))
             part = ld_shared_cluster_f32_vector(address, RANKS_AT_ONCE)
             total = add_parts(total, part)
         scale = None

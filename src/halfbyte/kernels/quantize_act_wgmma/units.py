@@ -1,7 +1,7 @@
 """Units of a row: sixteen neighbouring columns, what one thread loads, quantizes and stores.
 
-Thread i of those that share a row has unit i of it, and in longer rows the one as many units further
-on. Four neighbouring threads hold 64 columns in order; act wants word p of all four beside
+Thread i of those that share a row has unit i of it, and in longer rows the one as many units
+further on. Four neighbouring threads hold 64 columns in order; act wants word p of all four beside
 each other (kernels/gemm_w4_wgmma/weight_layout.py). `transpose_words` exchanges them.
 """
 

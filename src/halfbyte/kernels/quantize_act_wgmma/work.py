@@ -96,7 +96,7 @@ class Work(TracedRecord):
         is_writing: whether this cluster writes act, and not only its ranks of lora_act.
         rank: of this CTA in its cluster.
         ring: of blocks of x and lora_down, None without rank; full: 1 arrival and the bytes of a
-            slot, empty: one thread of each product warpgroup of all CTAs that share lora_down.
+            slot, empty: one thread of each product warpgroup.
         shared: shared address of all storage.
         outputs: what is written.
         factor: the power of two that sums are multiplied by.
