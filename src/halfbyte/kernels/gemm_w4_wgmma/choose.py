@@ -63,6 +63,7 @@ _SLOT_CYCLES: Final = 60.0  # barriers of a slot, where they are not hidden
 # A ring of few tokens holds what is on its way from memory; more only queues, and activations with
 # it: measured, 88 to 144 KB were fastest, 220 KB cost 2 us.
 _NARROW_RING_BYTES: Final = {32: 94_000, 128: 140_000}  # by tokens of a tile, at most
+_FEW_TOKENS: Final = 64  # rows whose GEMM is not much longer than the quantizer before it
 _PAIR_TOKENS: Final = 16  # of a tile for which two pairs decode float16 faster, and
 _PAIR_BLOCKS: Final = 12  # blocks of a CTA
 
@@ -102,13 +103,18 @@ def check_request(config: WgmmaGemmConfig, request: WgmmaGemmRequest) -> None:
 
 @lru_cache(maxsize=4096)
 def choose_config(request: WgmmaGemmRequest) -> WgmmaGemmConfig:
-    """Return the configuration for a request: a measured one, else the first by `estimate_us`."""
+    """Return the configuration for a request: a measured one, else the first by `estimate_us`.
+
+    Raises FormatError for sizes that none computes.
+    """
     measured = _find_config(request)
     if measured is not None:
         return measured
     candidates = _rank_candidates(request)
     if not candidates:
-        check_legal(_make_config(request, 64, 1, 1))
+        narrow = _make_config(request, 64, 1, 1)
+        check_legal(narrow)
+        check_request(narrow, request)
     return candidates[0]
 
 
@@ -137,8 +143,20 @@ def choose_mode(request: WgmmaGemmRequest, modes: tuple[str, ...]) -> str:
 
 
 def list_candidates(request: WgmmaGemmRequest) -> list[WgmmaGemmConfig]:
-    """Return the configurations worth timing, at most 24, the likely best first."""
-    return _rank_candidates(request)[:NUM_CANDIDATES]
+    """Return the configurations worth timing, at most 24, the likely best first.
+
+    Where a tile is of few tokens, each also with all weights that fit loaded ahead: what that gains
+    depends on the kernel before, which no estimate knows.
+    """
+    ranked = _rank_candidates(request)
+    if request.use_pdl and request.m <= _FEW_TOKENS:
+        ranked = [one for config in ranked for one in _list_ahead(config)]
+    return ranked[:NUM_CANDIDATES]
+
+
+def _list_ahead(config: WgmmaGemmConfig) -> tuple[WgmmaGemmConfig, ...]:
+    eager = replace(config, ahead=config.stages)
+    return (config,) if eager == config else (config, eager)
 
 
 def count_resident_clusters(config: WgmmaGemmConfig) -> int:
