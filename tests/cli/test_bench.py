@@ -44,6 +44,13 @@ def test_without_a_gpu_it_says_so_and_exits_1(
     ("arguments", "message"),
     [
         (["--shapes", "1x2"], "wanted MxKxN"),
+        (["--list", "--shapes", f"1x{'9' * 5000}x64"], "wanted MxKxN"),
+        (["--list", "--shapes", "\u0661x64x64"], "wanted MxKxN"),
+        (["--list", "--dtype", "float16,bfloat16"], "name it alone"),
+        (["--seed", str(2**64)], "--seed"),
+        (["--out", "/dev/null/results"], "is no directory"),
+        (["tune", "--out", "/dev/null/results"], "is no directory"),
+        (["copy", "--build", "kernels"], "nothing to build"),
         (["--peers", "cutlas"], "cublas"),
         (["--modes", "w4a4"], "exact"),
         (["gemm"], "linear"),

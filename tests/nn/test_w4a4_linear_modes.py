@@ -223,3 +223,45 @@ def test_any_shape_in_any_mode(
         return
     if m:
         assert_close_to_mode(y, x, linear, mode)
+
+
+@needs_virtual_gpu
+@pytest.mark.parametrize("mode", ["fp8", "bf16"])
+def test_a_capture_before_the_first_call_is_refused_and_leaves_nothing(mode: str) -> None:
+    x = make_x()
+    wanted = make_module(mode)(x)
+    with halfbyte.virtual.cuda("h200"):
+        module = make_module(mode, "auto").cuda()
+        graph = torch.cuda.CUDAGraph()
+        with pytest.raises(UsageError, match="call the layer once"), torch.cuda.graph(graph):
+            module(x.cuda())
+        assert module.placed_bytes == 0
+        y = module(x.cuda()).cpu()
+    torch.testing.assert_close(y, wanted, rtol=2**-7, atol=2**-5)
+
+
+@needs_virtual_gpu
+@pytest.mark.parametrize("mode", ["fp8", "exact", "auto"])
+def test_an_x_without_rows_costs_no_second_weight(mode: str) -> None:
+    module, x = make_module(mode), make_x()
+    assert tuple(module(x[:0]).shape) == (0, N)
+    before = module.placed_bytes
+    module(x)
+    assert module.placed_bytes == before
+    (report,) = describe_placement(module, tokens=[0])
+    assert report.calls[0].kernel == "gemm_w4_wgmma"
+    assert report.placed_bytes == before
+
+
+@pytest.mark.parametrize("tokens", ["Both", None, 3, ["both"], {}])
+def test_misspelled_tokens_of_a_layer_are_named(tokens: Any) -> None:
+    module = make_module()
+    module.tokens = tokens
+    with pytest.raises(UsageError, match="choose one of both, prefill, decode"):
+        describe_placement(module)
+
+
+@pytest.mark.parametrize("rows", [[-1], [1.5], "decode", [None]])
+def test_what_is_no_number_of_rows_is_named(rows: Any) -> None:
+    with pytest.raises(UsageError, match="wanted a number of rows"):
+        describe_placement(make_module(), tokens=rows)

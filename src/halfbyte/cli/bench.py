@@ -15,6 +15,7 @@ from rich.table import Table
 
 from halfbyte.cli.added_options import AddedOptions
 from halfbyte.cli.exit_codes import EXIT_CLEAN, EXIT_FINDINGS
+from halfbyte.cli.output_folder import check_output_folder
 from halfbyte.errors import UsageError, printable
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ _measuring = AddedOptions(
             int | None, typer.Option(min=1, help="How often each case is visited; default 4.")
         ],
         "seed": Annotated[
-            int | None, typer.Option(min=0, help="Of the random operands; default a fresh one.")
+            int | None,
+            typer.Option(min=0, max=2**31 - 1, help="Of the random operands; default a fresh one."),
         ],
         "arch": Annotated[
             str | None,
@@ -177,6 +179,11 @@ def _build(request: "SpeedRequest", measuring: Measuring, console: Console) -> N
     sources, refusals = list_run_sources(request, check_target(measuring.arch))
     for case, reason in refusals.items():
         console.print(escape(f"{case}: {reason}"), soft_wrap=True)
+    if not sources:
+        raise UsageError(
+            f"nothing to build for {measuring.arch}: the run has no kernel of ours; --list shows "
+            "what it measures"
+        )
     build_artifacts(
         sources,
         measuring.build,
@@ -223,9 +230,10 @@ def _tune(
     from halfbyte.bench.speed.tune import tune_shapes
     from halfbyte.bench.speed.tune_table import find_table, merge_choices, read_table, write_table
 
-    bench = _open(request, measuring, console)
     path = find_table(out)
+    check_output_folder("--out", path.parent)
     known = read_table(path)
+    bench = _open(request, measuring, console)
     count = 0
     for choice in tune_shapes(bench, request.shapes, request.modes):
         known = merge_choices(known, [choice])
@@ -242,6 +250,7 @@ def _run(
     from halfbyte.bench.speed.report import write_tables
     from halfbyte.runtime.targets import read_device_target
 
+    check_output_folder("--out", out)
     bench = _open(request, measuring, console)
     command = shlex.join(["halfbyte", *sys.argv[1:]])
     machine = describe_run(command, bench.seed)

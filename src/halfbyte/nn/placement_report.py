@@ -9,6 +9,7 @@ from torch import nn
 
 from halfbyte.nn.w4a4_linear import W4A4Linear
 from halfbyte.ops.call_plan import CallPlan
+from halfbyte.ops.hopper_modes import check_tokens
 
 # Rows of x by what a layer is placed for: a step of decoding, batches of it, and prompts.
 _TOKENS: Final = {"decode": (1, 16, 64), "prefill": (256, 4352), "both": (1, 16, 64, 256, 4352)}
@@ -47,12 +48,14 @@ def describe_placement(
         tokens: numbers of rows; None for some that suit each layer's `tokens`.
         dtype: of x; None for that of the layer's 16-bit parts, bfloat16 where it has none.
 
-    Raises what a call of a layer raises.
+    Raises UsageError for unknown `tokens` of a layer or here, and what a call of a layer raises.
     """
     found = []
     for name, module in model.named_modules():
         if not isinstance(module, W4A4Linear):
             continue
+        if tokens is None:
+            check_tokens(module.tokens)
         rows = _TOKENS[module.tokens] if tokens is None else tuple(tokens)
         calls = tuple(module.plan_call(m, dtype) for m in rows)
         n, k = module.out_features, module.in_features

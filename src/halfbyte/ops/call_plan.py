@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 import torch
 
+from halfbyte.errors import UsageError
 from halfbyte.formats.dense_linear import DenseLinear
 from halfbyte.ops import blackwell, hopper
 from halfbyte.ops.backends import choose_backend, see_session
 from halfbyte.ops.dense import DensePlacer
 from halfbyte.ops.hopper_modes import DENSE, check_mode
 from halfbyte.ops.kernel_tensors import check_kernel_dtype
-from halfbyte.ops.linear_parts import LinearSpec, make_linear
+from halfbyte.ops.linear_parts import LinearSpec, is_offloaded, make_linear
 from halfbyte.ops.placed_linears import find_placed
 
 
@@ -50,12 +51,16 @@ def plan_call(
         backend: one of `backends.BACKENDS`.
         mode: one of `hopper_modes.MODES`.
 
-    Raises what `w4a4_linear` raises.
+    Raises UsageError for an M that is no number of rows, and what `w4a4_linear` raises.
     """
     m, dtype = call
+    if not isinstance(m, int) or m < 0:
+        raise UsageError(f"tokens {m!r}: wanted a number of rows, an integer from 0 on")
     check_mode(mode)
     with see_session():
-        chosen = choose_backend("w4a4_linear", parts[0].device, backend)
+        # an offloaded weight is on the cpu; x goes where the other parts are
+        device = parts[2 if is_offloaded(parts) else 0].device
+        chosen = choose_backend("w4a4_linear", device, backend)
         if chosen.target is not None:
             check_kernel_dtype("x", dtype)
         if mode == DENSE:

@@ -143,11 +143,12 @@ def choose_placed(
 ) -> PlacedWgmmaLinear | DenseLinear:
     """Return the placement that a mode runs for (M, dtype of x): of a kernel, or a dense weight.
 
-    "auto" takes the fastest of the modes that the formats and values of the linear allow. Without
-    products (an M, N or K of 0) nothing is quantized.
+    "auto" takes the fastest of the modes that the formats and values of the linear allow. A linear
+    without products (an N or K of 0) is dense; an x without rows reads what one with a row does, so
+    that it costs no second weight.
     """
-    m, dtype = call
-    is_empty = not (m and spec.columns and parts[0].shape[0])
+    m, dtype = max(call[0], 1), call[1]
+    is_empty = not (spec.columns and parts[0].shape[0])
     if mode != "auto" and not is_empty:
         return find_placed(parts, spec, WgmmaPlacer(mode, dtype))
     modes = () if is_empty else list_kernel_modes(spec)
@@ -362,7 +363,9 @@ def _make_gemm_source(*fields: Any) -> tuple[KernelSource, WgmmaGemmConfig]:
 
 
 def describe_tile(placed: PlacedWgmmaLinear, m: int, dtype: torch.dtype) -> str:
-    """Return the GEMM's configuration for `m` rows in words."""
+    """Return the GEMM's configuration for `m` rows in words; "" for none, which need no launch."""
+    if m == 0:
+        return ""
     lora_dtype = None if placed.lora_blocks is None else dtype
     _, config = _find_gemm(placed, m, dtype, lora_dtype)
     shared = f", {config.cluster} CTAs share x" if config.cluster > 1 else ""

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, TypeVar
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from halfbyte.errors import FormatError, UnsupportedHardwareError
+from halfbyte.errors import FormatError, UnsupportedHardwareError, UsageError
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.ops.linear_parts import (
     PART_NAMES,
@@ -103,14 +103,16 @@ def find_placed(
 ) -> PlacementT:
     """Return the placement of a linear by `placer`, made where there is none yet.
 
-    Making one waits for the device: call the layer once before capturing it in a CUDA graph.
+    Making one reads values, which a CUDA graph that is being captured does not have yet: call the
+    layer once before the capture.
 
     Args:
         parts: the tensor list of `linear_parts.list_parts`.
         spec: what they mean.
         placer: of the kernels that are to run.
 
-    Raises what the placer raises.
+    Raises UsageError where one would be made while a CUDA graph is captured, and what the placer
+    raises.
     """
     placed: PlacementT
     with _lock:
@@ -120,6 +122,7 @@ def find_placed(
             return placed
         if kept is not None and placer in kept.refused and kept.is_of(parts, spec):
             raise UnsupportedHardwareError(kept.refused[placer])
+        _check_not_capturing(parts)
         # `.data`: a tensor that shares the codes without keeping the key of this table alive.
         linear = make_linear([parts[0].data, *parts[1:]], spec)
         if kept is None or not kept.is_of(parts, spec):
@@ -131,6 +134,16 @@ def find_placed(
             _check_not_offloaded(parts, placer)
         placed = _make_placed(kept, placer, linear)
         return placed
+
+
+def _check_not_capturing(parts: Sequence[torch.Tensor]) -> None:
+    is_on_gpu = any(part.device.type == "cuda" for part in parts)
+    if is_on_gpu and torch.cuda.is_current_stream_capturing():
+        raise UsageError(
+            "a CUDA graph is being captured, and what the kernels read of this linear is not made "
+            "yet or not of its present tensors: call the layer once with such an x before the "
+            "capture, or describe_placement(model)"
+        )
 
 
 def _check_not_offloaded(parts: Sequence[torch.Tensor], placer: Placer[Any]) -> None:

@@ -12,7 +12,7 @@ from halfbyte.bench.speed.tune_table import (
     read_table,
     write_table,
 )
-from halfbyte.errors import CheckpointError
+from halfbyte.errors import CheckpointError, UsageError
 
 CHOICE = TunedChoice(
     gpu="NVIDIA H200",
@@ -61,3 +61,8 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
     path.write_text(path.read_text() + '{"gpu": "a"}\n')
     with pytest.raises(CheckpointError, match="line 2"):
         read_table(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(CheckpointError, match="line 1"):
+        read_table(path)
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_table(tmp_path)

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from halfbyte.errors import FormatError
+from halfbyte.errors import CheckpointError, FormatError
 from halfbyte.kernels.gemm_w4_wgmma import choose
 from halfbyte.kernels.gemm_w4_wgmma.choose import (
     check_request,
@@ -128,6 +128,44 @@ def test_lines_of_the_table() -> None:
     assert parse_choices(line + "\n\n") == (MEASURED,)
     longer = line[:-1] + ', "extra": {"pairs": 2, "ahead": 3}}'
     assert parse_choices(longer) == (replace(MEASURED, extra=(("pairs", 2), ("ahead", 3))),)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"m": 0}, "m is 0"),
+        ({"n": "3000"}, "n is '3000'"),
+        ({"k": None}, "k is None"),
+        ({"rank": -1}, "rank is -1"),
+        ({"splits": 0}, "splits is 0"),
+        ({"tokens": 2.5}, "tokens is 2.5"),
+        ({"mode": 8}, "mode is 8"),
+        ({"total_us": float("nan")}, "total_us is nan"),
+        ({"bf16_us": "x"}, "bf16_us is 'x'"),
+        ({"extra": []}, "extra"),
+        ({"extra": {"pairs": "2"}}, "extra"),
+    ],
+)
+def test_a_damaged_line_of_the_table_is_named(damage: dict[str, object], message: str) -> None:
+    line = json.dumps(asdict(MEASURED) | {"extra": {}})
+    damaged = json.dumps(json.loads(line) | damage)
+    with pytest.raises(CheckpointError, match=f"table line 2 .*{message}"):
+        parse_choices(f"{line}\n{damaged}\n", "table")
+
+
+@pytest.mark.parametrize(
+    "text", ['{"mode": "fp8", "m', "[]", "null", "{}", "\x00\ufffd", "[" * 9999]
+)
+def test_a_line_that_is_no_object_is_named(text: str) -> None:
+    with pytest.raises(CheckpointError, match="table line 1 is no measured choice"):
+        parse_choices(text, "table")
+
+
+def test_sizes_that_no_configuration_computes_are_named() -> None:
+    with pytest.raises(FormatError, match="nothing to multiply"):
+        choose_config(replace(REQUEST, m=0))
+    with pytest.raises(FormatError, match="32-bit"):
+        choose_config(replace(REQUEST, m=2**40))
 
 
 def test_a_configuration_of_another_request_is_named() -> None:

@@ -71,13 +71,15 @@ def parse_request(
     """
     if TUNE in kinds and len(kinds) > 1:
         raise UsageError("tune measures candidates, not rows: name it alone")
-    (chosen_dtype,) = parse_names(dtype, tuple(DTYPES), "dtype") or ("bfloat16",)
+    dtypes = parse_names(dtype, tuple(DTYPES), "dtype") or ("bfloat16",)
+    if len(dtypes) > 1:
+        raise UsageError(f"dtype {', '.join(dtypes)}: a run measures one, name it alone")
     return SpeedRequest(
         kinds=parse_names(",".join(kinds), KINDS, "kind") or DEFAULT_KINDS,
         shapes=DEFAULT_SHAPES if shapes is None else parse_shapes(shapes),
         peers=DEFAULT_PEERS if peers is None else parse_names(peers, PEER_NAMES, "peer"),
         modes=MODES if modes is None else parse_names(modes, MODES, "mode"),
-        dtype=chosen_dtype,
+        dtype=dtypes[0],
     )
 
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from halfbyte.errors import UsageError, printable
 
-_SHAPE = re.compile(r"(\d+)x(\d+)x(\d+)(?:x(\d+))?")
+_SIZE = r"([0-9]{1,9})"  # below 2^30: sizes and strides are 32-bit in the kernels
+_SHAPE = re.compile(rf"{_SIZE}x{_SIZE}x{_SIZE}(?:x{_SIZE})?")
 MODES = ("fp8", "exact", "int8", "exact_int4")
 
 
@@ -48,7 +49,7 @@ def parse_shapes(text: str) -> tuple[LinearShape, ...]:
     """Return the shapes of a comma-separated list of MxKxN or MxKxNxR.
 
     Raises:
-        UsageError: an entry is no shape or has a size of zero.
+        UsageError: an entry is no shape, or has a size of zero or of more than nine digits.
     """
     shapes = []
     for part in (part.strip() for part in text.split(",")):

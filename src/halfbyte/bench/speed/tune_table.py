@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from halfbyte.errors import CheckpointError, UsageError
-from halfbyte.kernels.gemm_w4_wgmma.measured_choices import FILE_NAME
+from halfbyte.kernels.gemm_w4_wgmma.measured_choices import FILE_NAME, parse_line
 
 
 @dataclass(frozen=True)
@@ -66,16 +66,21 @@ def read_table(path: Path) -> list[TunedChoice]:
 
     Raises:
         CheckpointError: a line is no such object.
+        UsageError: the file cannot be read.
     """
     if not path.exists():
         return []
+    try:
+        lines = path.read_bytes().decode(errors="replace").splitlines()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
     choices = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
+        place = f"{path} line {number}"
         try:
-            values: dict[str, Any] = json.loads(line)
-            choices.append(TunedChoice(**values))
-        except (ValueError, TypeError) as error:
-            raise CheckpointError(f"{path} line {number} is no measured choice: {error}") from None
+            choices.append(TunedChoice(**parse_line(line, place)))
+        except TypeError as error:
+            raise CheckpointError(f"{place} is no measured choice: {error}") from None
     return choices
 
 

@@ -10,7 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib import resources
-from typing import Final
+from typing import Any, Final
+
+from halfbyte.errors import CheckpointError, printable
 
 FILE_NAME: Final = "measured_choices.jsonl"
 
@@ -45,22 +47,72 @@ class MeasuredChoice:
 _NAMES: Final = tuple(field.name for field in fields(MeasuredChoice) if field.name != "extra")
 
 
-def parse_choices(text: str) -> tuple[MeasuredChoice, ...]:
-    """Return the choices of a table's text."""
-    lines = [json.loads(line) for line in text.splitlines() if line.strip()]
-    return tuple(
-        MeasuredChoice(
-            **{name: line[name] for name in _NAMES}, extra=tuple(line.get("extra", {}).items())
-        )
-        for line in lines
+_WORDS: Final = ("mode", "weight", "out_dtype")
+_TIMES: Final = ("total_us", "bf16_us")
+
+
+def parse_choices(text: str, name: str = FILE_NAME) -> tuple[MeasuredChoice, ...]:
+    """Return the choices of a table's text.
+
+    Raises CheckpointError naming the line of `name` that is no measured choice.
+    """
+    choices = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            values = parse_line(line, f"{name} line {number}")
+            columns = {column: values[column] for column in _NAMES}
+            extra = tuple(values.get("extra", {}).items())
+            choices.append(MeasuredChoice(**columns, extra=extra))
+    return tuple(choices)
+
+
+def parse_line(line: str, place: str) -> dict[str, Any]:
+    """Return the object of a line; its columns have the types and ranges of MeasuredChoice.
+
+    Raises CheckpointError for anything else, with `place` in the message.
+    """
+    try:
+        values: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise _make_error(place, str(error)) from None
+    if not isinstance(values, dict):
+        raise _make_error(place, f"a {type(values).__name__}, wanted an object")
+    for name in _NAMES:
+        if name not in values:
+            raise _make_error(place, f"{name} is missing")
+        if not _is_sound(name, values[name]):
+            raise _make_error(place, f"{name} is {printable(repr(values[name]))}")
+    extra = values.get("extra", {})
+    if not (isinstance(extra, dict) and all(isinstance(one, int) for one in extra.values())):
+        raise _make_error(place, "extra: wanted integers by name")
+    return values
+
+
+def _is_sound(name: str, value: object) -> bool:
+    if name in _WORDS:
+        return isinstance(value, str)
+    if name in _TIMES:
+        return isinstance(value, int | float) and math.isfinite(value) and value > 0
+    return isinstance(value, int) and value >= (0 if name == "rank" else 1)
+
+
+def _make_error(place: str, problem: str) -> CheckpointError:
+    return CheckpointError(
+        f"{place} is no measured choice: {problem}; remove the line, `halfbyte bench tune` "
+        "measures it again"
     )
 
 
 @lru_cache(maxsize=1)
 def read_choices() -> tuple[MeasuredChoice, ...]:
-    """Return the choices that this version ships; none where there is no table."""
+    """Return the choices that this version ships; none where there is no table.
+
+    Raises CheckpointError for a table that is damaged.
+    """
     table = resources.files(__package__) / FILE_NAME
-    return parse_choices(table.read_text(encoding="utf-8")) if table.is_file() else ()
+    if not table.is_file():
+        return ()
+    return parse_choices(table.read_bytes().decode(errors="replace"), str(table))
 
 
 def find_nearest(
