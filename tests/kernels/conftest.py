@@ -9,19 +9,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 import halfbyte.virtual
 from halfbyte.arch.gpus import find_gpu
 from halfbyte.device.kernel_source import KernelSource
-from halfbyte.runtime.compile_kernel import compile_kernel
 from halfbyte.runtime.targets import read_device_target
 from halfbyte.virtual.driver.availability import find_absent_packages, find_missing_parts
+from tests.kernels.compiled_source import IS_ON_SILICON, compile_source_once
 
 CompileSource = Callable[[KernelSource], Any]
-
-
-IS_ON_SILICON = torch.cuda.is_available()
 
 
 def _open_gpu(name: str) -> Iterator[Any]:
@@ -81,13 +77,8 @@ def compile_source() -> CompileSource:
 
     def compile_once(source: KernelSource) -> Any:
         key = repr((source.name, source.target, source.config))
-        if key not in compiled and IS_ON_SILICON:
-            compiled[key] = compile_kernel(source)
-        elif key not in compiled:
-            import cutlass.cute as cute
-
-            host, arguments = source.make()
-            compiled[key] = cute.compile(host, *arguments, options="--enable-tvm-ffi")
+        if key not in compiled:
+            compiled[key] = compile_source_once(source)
         return compiled[key]
 
     return compile_once

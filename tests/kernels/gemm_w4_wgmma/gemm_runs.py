@@ -17,6 +17,7 @@ from halfbyte.reference.gemm_w4_wgmma import (
     decode_weight_blocks,
     gemm_w4_wgmma,
 )
+from tests.kernels.compiled_source import IS_ON_SILICON, compile_source_once
 from tests.kernels.gemm_w4a4.gemm_runs import OutputBuffer
 
 Launch = Callable[..., None]
@@ -111,10 +112,7 @@ def draw_blocks(
 
 def compile_gemm(config: WgmmaGemmConfig) -> Launch:
     """Return the kernel of a configuration, compiled for the session that is open."""
-    import cutlass.cute as cute
-
-    host, arguments = make_source(config).make()
-    launch: Launch = cute.compile(host, *arguments, options="--enable-tvm-ffi")
+    launch: Launch = compile_source_once(make_source(config))
     return launch
 
 
@@ -130,10 +128,11 @@ def run_gemm(
             given[field.name] = value.cuda()
     before = len(gpu.log)
     launch(tuple(given[name] for name in list_arguments(config)), shape.max_clusters)
-    records = list(gpu.log)[before:]
-    assert len(records) == 1, f"{len(records)} launches, 1 wanted"
-    found = [str(finding) for finding in records[0].findings]
-    assert not found, f"the virtual GPU found {found}"
+    if not IS_ON_SILICON:
+        records = list(gpu.log)[before:]
+        assert len(records) == 1, f"{len(records)} launches, 1 wanted"
+        found = [str(finding) for finding in records[0].findings]
+        assert not found, f"the virtual GPU found {found}"
     return output.read()
 
 
