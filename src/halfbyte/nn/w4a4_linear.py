@@ -49,7 +49,7 @@ from halfbyte.ops.linear_parts import (
 )
 from halfbyte.ops.placed_linears import count_placed_bytes, forget_placed
 from halfbyte.ops.prepared import PreparedLinear, prepare_linear
-from halfbyte.ops.w4a4_linear import w4a4_linear
+from halfbyte.ops.w4a4_linear import call_w4a4_linear
 
 if TYPE_CHECKING:
     from halfbyte.svdquant.presets import SVDQuantPreset
@@ -233,10 +233,10 @@ class W4A4Linear(nn.Module):
             raise FormatError(
                 f"x: shape {tuple(x.shape)}, wanted [..., {self.in_features}] (in_features)"
             )
-        rows = x.unsqueeze(0) if x.ndim == 1 else x.flatten(0, -2)
-        parts, spec = self.list_running_parts(), self.spec.encode()
-        y: torch.Tensor = w4a4_linear(rows, parts, spec, self.backend, "none", self.mode)
-        return y.reshape(*x.shape[:-1], self.out_features)
+        rows = x if x.ndim == 2 else x.unsqueeze(0) if x.ndim == 1 else x.flatten(0, -2)
+        parts = self.list_running_parts()
+        y = call_w4a4_linear(rows, parts, self.spec, self.backend, self.mode)
+        return y if x.ndim == 2 else y.reshape(*x.shape[:-1], self.out_features)
 
     def plan_call(self, tokens: int, dtype: torch.dtype | None = None) -> CallPlan:
         """Return what a call with `tokens` rows of x runs; places what it needs, as the call would.

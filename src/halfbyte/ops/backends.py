@@ -14,6 +14,7 @@ Everything else is refused by name, with what runs instead.
 
 import contextlib
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, Literal
 
 import torch
@@ -24,6 +25,7 @@ from halfbyte.kernels.gemm_w4a4.config import TARGETS as BLACKWELL_TARGETS
 HOPPER_TARGET: Final = "sm_90a"
 TARGETS: Final = {**BLACKWELL_TARGETS, HOPPER_TARGET: "h200"}
 BACKENDS: Final = ("auto", "cpu", *(f"virtual-{gpu}" for gpu in TARGETS.values()))
+_NO_CONTEXT: Final = contextlib.nullcontext()
 Layout = Literal["cpu", "blackwell", "hopper"]
 _VIRTUAL_PREFIX: Final = "virtual-"
 _CPU_RUNS_IT: Final = "the cpu backend runs it: .to('cpu')"
@@ -113,14 +115,22 @@ def choose_backend(op: str, device: torch.device, name: str = "auto") -> Backend
 def _find_target(op: str, device: torch.device) -> str:
     if device.type != "cuda":
         raise UnsupportedHardwareError(f"halfbyte::{op} has no kernel for {device}; {_CPU_RUNS_IT}")
-    major, minor = torch.cuda.get_device_capability(device)
-    target = f"sm_{major}{minor}a"
+    # Not of a session, whose GPU is another than that of the process.
+    is_fixed = device.index is not None and see_session() is _NO_CONTEXT
+    target = (_read_target if is_fixed else _read_target.__wrapped__)(device)
     if target not in TARGETS:
         raise UnsupportedHardwareError(
             f"halfbyte::{op} on {describe_device(device)}: this kernel does not exist yet (there "
             f"are {', '.join(TARGETS)}); {_CPU_RUNS_IT}"
         )
     return target
+
+
+@lru_cache(maxsize=64)
+def _read_target(device: torch.device) -> str:
+    """Return the PTX target of a GPU, or what it would be called."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}a"
 
 
 def describe_device(device: torch.device) -> str:
@@ -140,4 +150,4 @@ def see_session() -> contextlib.AbstractContextManager[Any]:
 
     active = get_active()
     mode = None if active is None else active.runtime.torch_mode
-    return contextlib.nullcontext() if mode is None else mode
+    return _NO_CONTEXT if mode is None else mode

@@ -68,6 +68,11 @@ class WgmmaPlacer:
         return _finish(replace_low_rank(placed, linear, self.dtype))
 
 
+@lru_cache(maxsize=64)
+def _make_placer(mode: str, dtype: torch.dtype) -> WgmmaPlacer:
+    return WgmmaPlacer(mode, dtype)
+
+
 def _finish(placed: PlacedWgmmaLinear) -> PlacedWgmmaLinear:
     """Return `placed` when its tensors are written.
 
@@ -150,14 +155,14 @@ def choose_placed(
     m, dtype = max(call[0], 1), call[1]
     is_empty = not (spec.columns and parts[0].shape[0])
     if mode != "auto" and not is_empty:
-        return find_placed(parts, spec, WgmmaPlacer(mode, dtype))
+        return find_placed(parts, spec, _make_placer(mode, dtype))
     modes = () if is_empty else list_kernel_modes(spec)
     while modes:
         fastest = choose_mode(_describe_parts(parts, spec, m, dtype), modes)
         if fastest == DENSE:
             break
         try:
-            return find_placed(parts, spec, WgmmaPlacer(fastest, dtype))
+            return find_placed(parts, spec, _make_placer(fastest, dtype))
         except UnsupportedHardwareError:  # its values fit no such operands: INT4's -8 in fp8
             modes = tuple(one for one in modes if one != fastest)
     return find_placed(parts, spec, DensePlacer(dtype))
@@ -188,8 +193,29 @@ def run_linear(
     """Return y [M, N] in x's dtype of x [M, K]."""
     if isinstance(placed, DenseLinear):
         return multiply_dense(x, placed)
-    act = quantize_input(x, placed, backend)
+    if placed.mode == "exact" or x.numel() == 0:
+        act = quantize_input(x, placed, backend)
+    else:
+        check_kernel_dtype("x", x.dtype)
+        act = _allocate_operands(x, placed)
+        _launch_quantize(x if x.stride(1) == 1 else x.contiguous(), placed, act, backend)
     return _multiply(act, placed, x.dtype, backend)
+
+
+def _allocate_operands(x: torch.Tensor, placed: PlacedWgmmaLinear) -> WgmmaInput:
+    """Return the uninitialised input of a product of mode "fp8" or "int8" that no op hands out.
+
+    What `allocate_input` returns, less what is not read there, each tensor as the kernels take it.
+    """
+    m, has_rank = x.shape[0], placed.lora_down is not None
+    codes = torch.float8_e4m3fn if placed.mode == "fp8" else torch.int8
+    scales = x.new_empty(m, dtype=torch.float32)
+    return WgmmaInput(
+        codes=x.new_empty((m, quantize.padded_k(placed.columns)), dtype=codes),
+        scales=scales,
+        global_scale=scales,  # these modes have none
+        lora_act=x.new_empty((m, quantize.padded_rank(placed.rank))) if has_rank else scales,
+    )
 
 
 def quantize_input(x: torch.Tensor, placed: PlacedWgmmaLinear, backend: Backend) -> WgmmaInput:
@@ -257,12 +283,11 @@ def _launch_quantize(
         num_ctas = count_amax_ctas(m, k, quantize.TARGET)
         scales[2] = x.new_empty(num_ctas, dtype=torch.float32)
     has_rank = placed.lora_down is not None
-    codes = out.codes.view(torch.float8_e4m3fn) if placed.mode == "fp8" else out.codes
     tensors = (
         x,
         smooth,
         placed.lora_down,
-        codes,
+        view_codes(out.codes, placed.mode),
         out.scales if config.has_token_scale else None,
         out.scales if config.has_group_scales else None,
         out.lora_act if has_rank else None,
@@ -305,34 +330,41 @@ def _multiply(
         return y if placed.bias is None else y.copy_(placed.bias[:n])
     y = allocate_rows(act.codes, (m, n), out_dtype)
     _launch_gemm(act, placed, y, backend)
-    return y.contiguous()
+    return y if y.is_contiguous() else y.contiguous()
 
 
 def _launch_gemm(
     act: WgmmaInput, placed: PlacedWgmmaLinear, y: torch.Tensor, backend: Backend
 ) -> None:
-    from halfbyte.kernels.gemm_w4_wgmma.source import list_arguments
     from halfbyte.runtime.run_kernel import run_kernel
 
     lora_dtype = None if placed.lora_blocks is None else act.lora_act.dtype
     source, config = _find_gemm(placed, y.shape[0], y.dtype, lora_dtype)
-    codes = act.codes.view(torch.float8_e4m3fn) if placed.mode == "fp8" else act.codes
-    tensors = {
-        "act": align(codes),
-        "weight_blocks": placed.weight_blocks,
-        "token_scale": act.scales,
-        "act_group_scale": align(act.scales),
-        "channel_scale": placed.channel_scale,
-        "lora_act": align(act.lora_act),
-        "lora_blocks": placed.lora_blocks,
-        "bias": placed.bias,
-        "alpha": act.global_scale.reshape(-1),
-        "y": y,
-    }
-    arguments = tuple(tensors[name] for name in list_arguments(config))
+    # In the order of `gemm_w4_wgmma.source.list_arguments`, and none that is not asked for: views
+    # are a good part of what a call costs the host.
+    arguments = [align(view_codes(act.codes, placed.mode)), placed.weight_blocks]
+    if config.has_token_scale:
+        arguments.append(act.scales)
+    if config.has_act_group_scale:
+        arguments.append(align(act.scales))
+    arguments.append(placed.channel_scale)
+    if placed.lora_blocks is not None:
+        arguments += [align(act.lora_act), placed.lora_blocks]
+    if placed.bias is not None:
+        arguments.append(placed.bias)
+    if placed.has_alpha:
+        arguments.append(act.global_scale.reshape(-1))
+    arguments.append(y)
     with on_device(y):
         clusters = count_resident_clusters(config)
-        run_kernel(source, arguments, clusters, virtual_gpu=backend.virtual_gpu)
+        run_kernel(source, tuple(arguments), clusters, virtual_gpu=backend.virtual_gpu)
+
+
+def view_codes(codes: torch.Tensor, mode: str) -> torch.Tensor:
+    """Return activation codes in the dtype that the kernels of a mode take."""
+    if mode != "fp8" or codes.dtype == torch.float8_e4m3fn:
+        return codes
+    return codes.view(torch.float8_e4m3fn)
 
 
 def _find_gemm(

@@ -8,6 +8,7 @@ import torch
 from halfbyte.errors import FormatError
 
 KERNEL_DTYPES: Final = (torch.float16, torch.bfloat16)
+_NO_CONTEXT: Final = contextlib.nullcontext()
 _ROW_BYTES: Final = 16  # rows that TMA reads or writes are a multiple of 16 bytes apart
 
 
@@ -45,4 +46,6 @@ def allocate_rows(like: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype
 
 def on_device(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
     """Return a context in which the GPU of `tensor` is the current one: launches go there."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
+    if not tensor.is_cuda or torch.cuda.current_device() == tensor.device.index:
+        return _NO_CONTEXT
+    return torch.cuda.device(tensor.device)

@@ -75,12 +75,18 @@ class _Placements:
 
     def is_of(self, parts: Sequence[torch.Tensor], spec: LinearSpec) -> bool:
         """Return whether these are placements of `parts` as they are now."""
-        if self.spec != spec or self.versions != _read_versions(parts):
+        if self.spec is not spec and self.spec != spec:
             return False
-        return all(
-            not is_present(part) if kept is None else kept() is part
-            for kept, part in zip(self.parts, parts[1:], strict=True)
-        )
+        if len(parts) != len(self.versions) or _read_version(parts[0]) != self.versions[0]:
+            return False
+        # A loop: every call asks, and generators take twice the time.
+        for kept, version, part in zip(self.parts, self.versions[1:], parts[1:], strict=True):
+            if kept is None:
+                if part.numel():
+                    return False
+            elif kept() is not part or _read_version(part) != version:
+                return False
+        return True
 
     def differs_in_low_rank_alone(self, other: "_Placements") -> bool:
         """Return whether the weight of `other` and all beside its low rank are those of this."""
@@ -117,8 +123,9 @@ def find_placed(
     placed: PlacementT
     with _lock:
         kept = _placed.get(parts[0])
-        if kept is not None and kept.is_of(parts, spec) and placer in kept.by_placer:
-            placed = kept.by_placer[placer]
+        found = None if kept is None else kept.by_placer.get(placer)
+        if found is not None and kept.is_of(parts, spec):
+            placed = found
             return placed
         if kept is not None and placer in kept.refused and kept.is_of(parts, spec):
             raise UnsupportedHardwareError(kept.refused[placer])
@@ -199,9 +206,9 @@ def count_placed_bytes(parts: Sequence[torch.Tensor]) -> int:
 
 
 def _read_versions(parts: Sequence[torch.Tensor]) -> tuple[tuple[int, int], ...]:
-    return tuple(
-        (0 if part.is_inference() else part._version, part.data_ptr())
-        if is_present(part)
-        else (0, 0)
-        for part in parts
-    )
+    others = (_read_version(part) if is_present(part) else (0, 0) for part in parts[1:])
+    return _read_version(parts[0]), *others
+
+
+def _read_version(part: torch.Tensor) -> tuple[int, int]:
+    return (0 if part.is_inference() else part._version), part.data_ptr()

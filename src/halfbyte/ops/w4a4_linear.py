@@ -1,8 +1,10 @@
 """halfbyte::w4a4_linear: the whole linear layer as one op, which is what `nn.W4A4Linear` calls."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 
 from halfbyte.ops import blackwell, hopper
 from halfbyte.ops.backends import check_backend, find_layout, see_session
@@ -10,9 +12,11 @@ from halfbyte.ops.checks import check_device, check_input, check_same_device, re
 from halfbyte.ops.dense import DensePlacer, check_no_function, multiply_dense
 from halfbyte.ops.hopper_modes import DENSE, check_mode
 from halfbyte.ops.kernel_tensors import check_kernel_dtype
-from halfbyte.ops.linear_parts import check_part_count, decode_spec, make_linear
+from halfbyte.ops.linear_parts import LinearSpec, check_part_count, decode_spec, make_linear
 from halfbyte.ops.next_input import check_function
 from halfbyte.ops.placed_linears import find_placed
+
+_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 
 
 @torch.library.custom_op(
@@ -48,10 +52,57 @@ def w4a4_linear(
     Raises FormatError for shapes and dtypes, UsageError for an unknown backend or mode;
     UnsupportedHardwareError where no kernel exists for x's device or the formats.
     """
-    from halfbyte import cpu
+    return _run_linear(x, linear, decode_spec(spec), (backend, activation, mode))
 
+
+def call_w4a4_linear(
+    x: torch.Tensor, linear: Sequence[torch.Tensor], spec: LinearSpec, backend: str, mode: str
+) -> torch.Tensor:
+    """Return what `w4a4_linear` does; it takes the host less where nothing watches the call.
+
+    The dispatcher and the layers of a Python op take longer than all that the op checks. They are
+    left out in eager mode, for plain tensors of which none asks for a gradient.
+    """
+    if not torch.compiler.is_compiling() and _is_unwatched() and _are_plain(x, linear):
+        return _run_linear(x, linear, spec, (backend, "none", mode))
+    y: torch.Tensor = w4a4_linear(x, linear, spec.encode(), backend, "none", mode)
+    return y
+
+
+def _is_unwatched() -> bool:
+    """Return whether no mode, transform, tracer or profiler would see a call of an op."""
+    return not (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None
+        or torch._C._autograd._profiler_enabled()
+        or _len_torch_dispatch_stack_pre_dispatch()  # type: ignore[no-untyped-call]
+    )
+
+
+def _are_plain(x: torch.Tensor, linear: Sequence[torch.Tensor]) -> bool:
+    """Return whether ops of these tensors are calls of their kernels: no subclass, no gradient."""
+    if type(x) not in _PLAIN or x.is_meta:
+        return False
+    asks = torch.is_grad_enabled()
+    if asks and x.requires_grad:
+        return False
+    for part in linear:
+        if type(part) not in _PLAIN or part.is_meta or (asks and part.requires_grad):
+            return False
+    return True
+
+
+def _run_linear(
+    x: torch.Tensor,
+    linear: Sequence[torch.Tensor],
+    parsed: LinearSpec,
+    call: tuple[str, str, str],
+) -> torch.Tensor:
+    """Return y of a linear for a call's backend, activation and mode, after all checks."""
+    backend, activation, mode = call
     with see_session():
-        parsed = decode_spec(spec)
         check_part_count(linear)
         check_input(x, parsed)
         check_function(activation)
@@ -64,11 +115,13 @@ def w4a4_linear(
             return multiply_dense(x, find_placed(linear, parsed, DensePlacer(x.dtype)))
         if chosen.layout == "hopper":
             check_no_function(activation, "Hopper's kernel")
-            call = (x.shape[0], x.dtype)
-            return hopper.run_linear(x, hopper.choose_placed(linear, parsed, call, mode), chosen)
+            shape = (x.shape[0], x.dtype)
+            return hopper.run_linear(x, hopper.choose_placed(linear, parsed, shape, mode), chosen)
         if chosen.layout == "blackwell":
             placed = find_placed(linear, parsed, blackwell.BlackwellPlacer(x.dtype))
             return blackwell.run_linear(x, placed, chosen, activation)
+        from halfbyte import cpu
+
         return cpu.w4a4_linear(x, make_linear(linear, parsed), activation)
 
 

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Hashable
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from halfbyte.runtime.virtual_kernel import load_virtual_kernel
 from halfbyte.virtual.driver import session
 from halfbyte.virtual.driver.runtime import VirtualRuntime
 
+_KEY_NAME = "_memory_key"  # beside the fields of a KernelSource, which is frozen
 _log = logging.getLogger(__name__)
 _lock = threading.RLock()
 _on_devices: dict[Hashable, LoadedKernel] = {}
@@ -68,14 +70,36 @@ def compile_kernel(source: KernelSource, runtime: VirtualRuntime | None = None) 
         return kernel
 
 
+class _MemoryKey(tuple[Any, ...]):
+    """A tuple that is hashed once: every launch looks its kernel up."""
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return super().__hash__()
+
+
+@lru_cache(maxsize=4096)
+def _intern_key(key: _MemoryKey) -> _MemoryKey:
+    """Return the first of equal keys: one that is found again is not compared field by field."""
+    return key
+
+
 def _make_memory_key(source: KernelSource) -> Hashable:
-    """Return what tells sources of this process apart; cheap, as every launch asks for it."""
+    """Return what tells sources of this process apart; made once for a source object."""
+    known: Hashable = source.__dict__.get(_KEY_NAME)
+    if known is not None:
+        return known
     config: Any = source.config
     try:
         hash(config)
     except TypeError:
         config = repr(config)
-    return source.name, source.target, source.modules, type(source.config), config
+    fields = source.name, source.target, source.modules, type(source.config), config
+    key = source.__dict__[_KEY_NAME] = _intern_key(_MemoryKey(fields))
+    return key
 
 
 def _get_loaded(runtime: VirtualRuntime | None) -> dict[Hashable, LoadedKernel]:

@@ -103,6 +103,8 @@ def check_device(source: KernelSource, arguments: Sequence[Any]) -> None:
         if isinstance(argument, tuple | list):
             check_device(source, argument)
             continue
+        if argument is None or isinstance(argument, int | float):
+            continue
         is_cuda = getattr(argument, "is_cuda", None)
         if is_cuda is False:
             raise UsageError(
