@@ -71,7 +71,11 @@ def test_many_rows_are_decoded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_does_not_fit_is_named() -> None:
     linear = make_linear(LinearShape(N, K))
     wide = dataclasses.replace(linear, channel_scale=torch.full((N,), 1e7))
-    with pytest.raises(FormatError, match=r"weight: .* not finite in torch.float16; .*bfloat16"):
+    with pytest.raises(FormatError, match=r"weight: .* not finite in torch.float16: .*bfloat16"):
         make_dense_linear(wide, torch.float16)
+    spoilt = dataclasses.replace(linear, bias=torch.full((N,), float("nan")))
+    with pytest.raises(FormatError, match=r"bias: .* a part of it is not") as refusal:
+        make_dense_linear(spoilt, torch.bfloat16)
+    assert "run the layer in torch.bfloat16" not in str(refusal.value)
     with pytest.raises(FormatError, match=r"dtype torch\.float64: wanted float16"):
         make_dense_linear(linear, torch.float64)

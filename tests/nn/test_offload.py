@@ -39,11 +39,12 @@ def make_x() -> torch.Tensor:
 def test_a_layer_runs_as_before(parts: bool) -> None:
     module, x = make_module(parts=parts).cuda(), make_x()
     state = {name: part.cpu() for name, part in module.state_dict().items()}
-    wanted, placed = module(x).cpu(), module.placed_bytes
+    wanted, placed, plan = module(x).cpu(), module.placed_bytes, module.plan_call(M)
     model = nn.Sequential(module)
     assert offload_weights(model) == N * 104 + N * 13  # codes and scales of K = 208
     assert module.weight_data.device.type == module.weight_scales.device.type == "cpu"
     assert torch.equal(module(x).cpu(), wanted)
+    assert module.plan_call(M) == plan
     assert module.placed_bytes == placed
     assert offload_weights(model) == 0
     after = module.state_dict()

@@ -265,3 +265,15 @@ def test_misspelled_tokens_of_a_layer_are_named(tokens: Any) -> None:
 def test_what_is_no_number_of_rows_is_named(rows: Any) -> None:
     with pytest.raises(UsageError, match="wanted a number of rows"):
         describe_placement(make_module(), tokens=rows)
+
+
+def test_blocks_with_another_scale_are_reported() -> None:
+    record = make_linear(LinearShape(n=N, k=K, rank=0, dtype=torch.bfloat16))
+    codes = torch.full_like(record.weight.data, 0x22)
+    scales = torch.full_like(record.weight.scales.view(torch.uint8), 0x40)
+    scales[3, :2], scales[3, 2:] = 0x01, 0x7E
+    weight = dataclasses.replace(record.weight, data=codes, scales=scales.view(torch.float8_e4m3fn))
+    record = dataclasses.replace(record, weight=weight)
+    for mode, requantized in (("fp8", 2), ("exact", 0)):
+        module = W4A4Linear.from_record(record, backend=BACKEND, mode=mode)
+        assert module.plan_call(8).requantized == requantized

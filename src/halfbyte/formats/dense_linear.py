@@ -70,9 +70,10 @@ def make_dense_linear(linear: QuantizedLinear, dtype: torch.dtype) -> DenseLinea
     dense = DenseLinear(weight, None if bias is None else bias.to(dtype))
     for name, part in (("weight", dense.weight), ("bias", dense.bias)):
         if part is not None and not bool(torch.isfinite(part).all()):
+            wider = "in torch.bfloat16, or " if dtype == torch.float16 else ""
             raise FormatError(
-                f"{name}: decoded and merged it is not finite in {dtype}; run the layer in "
-                "torch.bfloat16, or in a mode that keeps it in 4 bits"
+                f"{name}: decoded and merged it is not finite in {dtype}: a part of it is not, or "
+                f"it is too large; run the layer {wider}in a mode that keeps it in 4 bits"
             )
     return dense
 

@@ -26,6 +26,8 @@ class CallPlan:
         kernel: who multiplies: "gemm_w4_wgmma", "gemm_w4a4", "torch" or "cpu".
         tile: the kernel's configuration in words, "" where there is none.
         num_bytes: of the operands that it reads, x and y apart.
+        requantized: blocks of the weight that it reads with a larger scale than their own, because
+            that lies too far below the largest one of their channel; Hopper's fp8 has such.
     """
 
     tokens: int
@@ -33,6 +35,7 @@ class CallPlan:
     kernel: str
     tile: str
     num_bytes: int
+    requantized: int = 0
 
 
 def plan_call(
@@ -72,7 +75,8 @@ def plan_call(
             if isinstance(placed, DenseLinear):
                 return _plan_dense(m, placed)
             tile = hopper.describe_tile(placed, m, dtype)
-            return CallPlan(m, placed.mode, hopper.GEMM, tile, placed.num_bytes)
+            num_bytes, requantized = placed.num_bytes, placed.requantized
+            return CallPlan(m, placed.mode, hopper.GEMM, tile, num_bytes, requantized)
         on_blackwell = find_placed(parts, spec, blackwell.BlackwellPlacer(dtype))
         tile = blackwell.describe_tile(on_blackwell, m, dtype, chosen)
         return CallPlan(m, "exact", blackwell.GEMM, tile, on_blackwell.num_bytes)

@@ -83,12 +83,14 @@ class KernelEntry:
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise CheckpointError(f"compiled kernel: {path} cannot be read: {error}") from None
+            raise CheckpointError(
+                f"compiled kernel: {path} cannot be read: {error}; {_name_remedy(self.folder)}"
+            ) from None
         digest = hashlib.sha256(content).hexdigest()
         if digest != self.digests.get(name):
             raise CheckpointError(
                 f"compiled kernel: {path} ({len(content)} bytes) is not what its manifest says; "
-                f"remove the folder {self.folder} to have it built again"
+                f"{_name_remedy(self.folder)}"
             )
         return content
 
@@ -140,6 +142,10 @@ def remove_entry(folder: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
+def _name_remedy(folder: Path) -> str:
+    return f"remove the folder {folder} to have it built again"
+
+
 def read_entry(folder: Path) -> KernelEntry | None:
     """Return the entry in `folder`, or None where there is none.
 
@@ -147,19 +153,24 @@ def read_entry(folder: Path) -> KernelEntry | None:
         CheckpointError: there is something, but no entry of this format.
     """
     path = folder / MANIFEST
+    remedy = _name_remedy(folder)
     try:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         if os.path.lexists(folder):
-            raise CheckpointError(f"compiled kernel: {folder} has no {MANIFEST}") from None
+            problem = f"{folder} has no {MANIFEST}"
+            raise CheckpointError(f"compiled kernel: {problem}; {remedy}") from None
         return None
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"compiled kernel: {path} cannot be read: {error}") from None
+        raise CheckpointError(
+            f"compiled kernel: {path} cannot be read: {error}; {remedy}"
+        ) from None
     try:
         return _make_entry(folder, json.loads(text))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(
-            f"compiled kernel: {path} is no manifest of one: {type(error).__name__} {error}"
+            f"compiled kernel: {path} is no manifest of one: {type(error).__name__} {error}; "
+            f"{remedy}"
         ) from None
 
 
