@@ -277,3 +277,5 @@ def test_blocks_with_another_scale_are_reported() -> None:
     for mode, requantized in (("fp8", 2), ("exact", 0)):
         module = W4A4Linear.from_record(record, backend=BACKEND, mode=mode)
         assert module.plan_call(8).requantized == requantized
+    automatic = W4A4Linear.from_record(record, backend=BACKEND, mode="auto").plan_call(8)
+    assert (automatic.mode, automatic.requantized) == ("exact", 0)

@@ -148,9 +148,11 @@ def choose_placed(
 ) -> PlacedWgmmaLinear | DenseLinear:
     """Return the placement that a mode runs for (M, dtype of x): of a kernel, or a dense weight.
 
-    "auto" takes the fastest of the modes that the formats and values of the linear allow. A linear
-    without products (an N or K of 0) is dense; an x without rows reads what one with a row does, so
-    that it costs no second weight.
+    "auto" takes the fastest of the modes that the formats and values of the linear allow; not one
+    in which blocks of the weight would lose their scale, which can cost more than 4-bit activations
+    do. (What was placed to find that out stays beside the other; no block of the layers that were
+    measured is such a one.) A linear without products (an N or K of 0) is dense; an x without rows
+    reads what one with a row does, so that it costs no second weight.
     """
     m, dtype = max(call[0], 1), call[1]
     is_empty = not (spec.columns and parts[0].shape[0])
@@ -162,9 +164,12 @@ def choose_placed(
         if fastest == DENSE:
             break
         try:
-            return find_placed(parts, spec, _make_placer(fastest, dtype))
+            placed = find_placed(parts, spec, _make_placer(fastest, dtype))
+            if not placed.requantized:
+                return placed
         except UnsupportedHardwareError:  # its values fit no such operands: INT4's -8 in fp8
-            modes = tuple(one for one in modes if one != fastest)
+            pass
+        modes = tuple(one for one in modes if one != fastest)
     return find_placed(parts, spec, DensePlacer(dtype))
 
 
