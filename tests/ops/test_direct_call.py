@@ -99,3 +99,8 @@ def test_modes_and_profiler_see_the_op() -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         module(x)
     assert OP_NAME in {event.key for event in profile.key_averages()}
+
+
+def test_a_torch_without_these_names_dispatches_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._C, "_get_tracing_state")
+    assert any(watcher() for watcher in _module_of_op._list_watchers())

@@ -1,10 +1,9 @@
 """halfbyte::w4a4_linear: the whole linear layer as one op, which is what `nn.W4A4Linear` calls."""
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import torch
-from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 
 from halfbyte.ops import blackwell, hopper
 from halfbyte.ops.backends import check_backend, find_layout, see_session
@@ -17,6 +16,28 @@ from halfbyte.ops.next_input import check_function
 from halfbyte.ops.placed_linears import find_placed
 
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
+
+
+def _list_watchers() -> tuple[Callable[[], Any], ...]:
+    """Return what tells whether a mode, transform, tracer or profiler would see a call of an op.
+
+    torch has no public name for them. A version that lacks one has every call dispatched: the one
+    function that is returned then says that somebody may be watching.
+    """
+    try:
+        return (
+            torch._C._len_torch_dispatch_stack,
+            torch._C._len_torch_function_stack,
+            torch._C._functorch.peek_interpreter_stack,
+            torch._C._get_tracing_state,
+            torch._C._autograd._profiler_enabled,
+            torch._ops._len_torch_dispatch_stack_pre_dispatch,
+        )
+    except AttributeError:
+        return (lambda: True,)
+
+
+_WATCHERS: Final = _list_watchers()
 
 
 @torch.library.custom_op(
@@ -71,14 +92,7 @@ def call_w4a4_linear(
 
 def _is_unwatched() -> bool:
     """Return whether no mode, transform, tracer or profiler would see a call of an op."""
-    return not (
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._get_tracing_state() is not None
-        or torch._C._autograd._profiler_enabled()
-        or _len_torch_dispatch_stack_pre_dispatch()  # type: ignore[no-untyped-call]
-    )
+    return not any(watcher() for watcher in _WATCHERS)
 
 
 def _are_plain(x: torch.Tensor, linear: Sequence[torch.Tensor]) -> bool:

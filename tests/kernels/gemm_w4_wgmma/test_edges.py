@@ -13,7 +13,6 @@ from halfbyte.kernels.gemm_w4_wgmma.config import (
     check_legal,
     plan_storage,
 )
-from halfbyte.kernels.gemm_w4_wgmma.epilogue import count_pending
 from halfbyte.reference.gemm_w4_wgmma import gemm_w4_wgmma
 from tests.kernels.gemm_w4_wgmma.gemm_runs import (
     GemmShape,
@@ -60,6 +59,9 @@ def test_every_plan_fits(mode: Any, tokens: int) -> None:
 
 
 def test_a_staging_buffer_waits_for_its_own_last_store() -> None:
+    pytest.importorskip("cutlass", reason="device code; the kernel itself may run from artifacts")
+    from halfbyte.kernels.gemm_w4_wgmma.epilogue import count_pending
+
     for num_buffers in (1, 2):
         for num_chunks in range(num_buffers, 7):
             buffers = [chunk % num_buffers for chunk in range(num_chunks)] * 2
