@@ -102,7 +102,7 @@ def bench(
         typer.Option(
             metavar="LIST",
             help="What ours is compared with; '' for nothing; gemlite and "
-            "gemlite_fp8 are measured where they are named alone.",
+            "gemlite_fp8 are measured only where they are named.",
         ),
     ] = None,
     modes: Annotated[

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _EPILOG = (
     "Examples: `halfbyte build --arch sm_100a --out kernels`; "
-    "`halfbyte build --arch sm_90a,sm_100a --kernel gemm_w4a4`; `halfbyte build --list`. "
+    "`halfbyte build --arch sm_100a,sm_103a --kernel gemm_w4a4`; `halfbyte build --list`. "
     "Compiling needs CuTe DSL and a C compiler and no GPU; using the result needs neither: set "
     "HALFBYTE_ARTIFACTS=kernels, or call halfbyte.runtime.use_artifacts('kernels'). "
     "Without artifacts kernels are compiled when they are first used, and kept in the folder that "
