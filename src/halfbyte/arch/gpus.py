@@ -33,6 +33,8 @@ class Gpu:
         tensor_memory_columns: 0 where there is no tensor memory.
         max_cluster: CTAs per cluster without opting in to non-portable sizes.
         max_cluster_opted_in: with it.
+        resident_clusters: clusters of 1, 2, ... CTAs that run at once where a CTA takes a whole SM,
+            as cudaOccupancyMaxActiveClusters says; () where no such GPU was asked.
     """
 
     name: str
@@ -59,6 +61,17 @@ class Gpu:
     registers_per_sm: int = 65536
     reserved_shared_bytes: int = KIB
     warp_size: int = 32
+    resident_clusters: tuple[int, ...] = ()
+
+    def count_resident_clusters(self, ctas: int) -> int:
+        """Return how many clusters of `ctas` CTAs run at once, a CTA an SM.
+
+        Fewer than the SMs would give: a cluster lies within one group of SMs. Where that was not
+        asked of the GPU, what the SMs give.
+        """
+        if ctas <= len(self.resident_clusters):
+            return self.resident_clusters[ctas - 1]
+        return self.num_sms // ctas
 
     @property
     def number(self) -> int:
@@ -107,6 +120,7 @@ GPUS: dict[str, Gpu] = {
             shared_bytes_per_sm=228 * KIB,
             shared_bytes_per_cta=227 * KIB,
             tensor_memory_columns=0,
+            resident_clusters=(132, 66, 39, 30, 22, 17, 15, 15),
         ),
         Gpu(
             name="rtx5090",

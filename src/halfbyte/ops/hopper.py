@@ -297,7 +297,7 @@ def _launch_quantize(
         out.scales if config.has_group_scales else None,
         out.lora_act if has_rank else None,
     )
-    clusters = quantize.RESIDENT_CLUSTERS[config.cluster_k]
+    clusters = quantize.GPU.count_resident_clusters(config.cluster_k)
     with on_device(x):
         run_kernel(source, tensors, tuple(scales), clusters, virtual_gpu=backend.virtual_gpu)
 

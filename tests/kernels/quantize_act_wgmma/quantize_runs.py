@@ -13,7 +13,7 @@ from halfbyte.formats.input_rule import InputRule
 from halfbyte.kernels.quantize_act_lora.config import count_amax_ctas
 from halfbyte.kernels.quantize_act_wgmma.config import (
     BLOCK_K,
-    RESIDENT_CLUSTERS,
+    GPU,
     TARGET,
     WgmmaQuantizeConfig,
     WgmmaQuantizeRequest,
@@ -115,7 +115,7 @@ def run(compile_source: CompileSource, config: WgmmaQuantizeConfig, operands: Op
         lora_act,
     )
     scales = (scale, alpha, partial, WEIGHT_SCALE, LORA_ACT_SCALE)
-    call(tensors, scales, RESIDENT_CLUSTERS[config.cluster_k])
+    call(tensors, scales, GPU.count_resident_clusters(config.cluster_k))
     return Result(
         act=act.cpu(),
         token_scale=to_cpu(token_scale),

@@ -8,7 +8,6 @@ from halfbyte.errors import FormatError, UsageError
 from halfbyte.formats.activation import ACTIVATION_FORMATS
 from halfbyte.kernels.quantize_act_wgmma.config import (
     GPU,
-    RESIDENT_CLUSTERS,
     TOKEN_MODES,
     WgmmaQuantizeConfig,
     WgmmaQuantizeRequest,
@@ -43,7 +42,7 @@ def test_registers_of_all_roles_fit_into_what_a_cta_starts_with() -> None:
 
 def test_few_rows_are_all_resident_at_once() -> None:
     config = choose_config(WgmmaQuantizeRequest("fp8", "bfloat16", 120, 3840, 128))
-    clusters = RESIDENT_CLUSTERS[config.cluster_k] // count_rank_tiles(config, 128)
+    clusters = GPU.count_resident_clusters(config.cluster_k) // count_rank_tiles(config, 128)
     assert config.tokens * clusters >= 120
 
 

@@ -35,7 +35,7 @@ def list_run_sources(
         for name, kind in itertools.product(names, sorted(kinds)):
             try:
                 sources = collect_own_sources(kind, problem, OWN_MODES[name], backend)
-            except (UnsupportedHardwareError, NotImplementedError) as refusal:
+            except UnsupportedHardwareError as refusal:
                 refusals[f"{kind} {shape} {name}"] = str(refusal)
                 continue
             if TUNE in request.kinds:

@@ -29,6 +29,7 @@ from halfbyte.bench.speed.trial import (
     count_bytes,
 )
 from halfbyte.device.kernel_source import KernelSource
+from halfbyte.errors import UnsupportedHardwareError
 from halfbyte.formats.quantized_linear import QuantizedLinear
 from halfbyte.ops.linear_parts import PART_NAMES, LinearSpec, list_parts
 from halfbyte.runtime.launch import PreparedLaunch
@@ -265,7 +266,7 @@ def make_quantizer(problem: Problem, own: OwnMode) -> Trial:
 
 def _launch_all(launches: list[PreparedLaunch]) -> Launch:
     if not launches:
-        raise NotImplementedError("the ops launched no kernel of ours")
+        raise UnsupportedHardwareError("the ops launched no kernel of ours")
     calls: list[Callable[[], Any]] = [launch.launch for launch in launches]
     if len(calls) == 1:
         return calls[0]

@@ -12,6 +12,7 @@ from halfbyte.bench.speed.problem import Problem, multiply_exactly
 from halfbyte.bench.speed.row_quantizer import make_row_quantizer, quantize_rows_in_torch
 from halfbyte.bench.speed.timing_device import Launch
 from halfbyte.bench.speed.trial import Expected, Operands, Trial, count_bytes
+from halfbyte.errors import UsageError
 
 # Rounding of y to 16 bits (2^-9 of bfloat16, at most, and 0.4 of it on average) and the sums.
 ROUNDING_LIMIT: Final = 4e-3
@@ -114,7 +115,7 @@ QUANTIZE_PEERS = {"copy": make_copy, "fp8_rows": make_row_codes}
 
 def _list_low_rank(problem: Problem) -> Operands:
     if problem.lora_down is None:
-        raise NotImplementedError("the shape has rank 0: there is no low-rank branch")
+        raise UsageError("the shape has rank 0: there is no low-rank branch")
     return {"lora_down": problem.lora_down, "lora_up": problem.lora_up}
 
 

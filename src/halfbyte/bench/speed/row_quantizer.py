@@ -36,7 +36,7 @@ def make_row_quantizer() -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor],
 
 
 def _define_kernel(tl: Any) -> Callable[..., None]:
-    def quantize_rows(x, codes, scales, columns, row_stride, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    def quantize_rows(x, codes, scales, columns, row_stride, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's language
         row = tl.program_id(0).to(tl.int64)
         place = tl.arange(0, BLOCK)
         is_inside = place < columns

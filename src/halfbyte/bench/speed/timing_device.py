@@ -87,4 +87,4 @@ class CudaTimingDevice:
 def _make_event() -> Any:
     import torch
 
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch gives it no types

@@ -16,6 +16,7 @@ from halfbyte.kernels.gemm_w4_wgmma.config import (
     BLOCK_K,
     CHANNELS,
     CHUNK_RANKS,
+    GPU,
     INTEGER_TOKENS,
     LORA_BLOCK_BYTES,
     MAX_SIZE,
@@ -37,9 +38,6 @@ _SHARED_TOKENS: Final = 128  # of a tile, for which sharing activations is worth
 _MOST_SPLIT_CTAS: Final = 132
 _CONFIG_REACH: Final = 0.51  # octaves of m, n and k that a measured configuration is taken for
 _MODE_REACH: Final = 2.0  # and a measured order of modes
-
-# Clusters of a size that run at once, one CTA an SM: cudaOccupancyMaxActiveClusters on an H200.
-_RESIDENT_CLUSTERS: Final = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
 
 # Cycles and rates of the rule, fitted to runs on an H200 (docs/kernels/gemm_w4_wgmma.md).
 _CLOCK: Final = 1.55e9  # between 1.3 GHz under the power cap and 1.75 GHz of short runs
@@ -161,7 +159,7 @@ def _list_ahead(config: WgmmaGemmConfig) -> tuple[WgmmaGemmConfig, ...]:
 
 def count_resident_clusters(config: WgmmaGemmConfig) -> int:
     """Return how many clusters of a configuration the GPU runs at once: the persistent grid."""
-    return _RESIDENT_CLUSTERS[config.cluster_size]
+    return GPU.count_resident_clusters(config.cluster_size)
 
 
 def estimate_us(request: WgmmaGemmRequest, config: WgmmaGemmConfig) -> float:

@@ -30,8 +30,6 @@ _FACTOR_UNITS: Final = {256: 2, 512: 1}
 
 RANK_TILES: Final = (0, 16, 32, 64, 128)
 CLUSTERS: Final = (1, 2, 4, 8)
-# Clusters that an H200 holds at once, by cudaOccupancyMaxActiveClusters: not every GPC has 16 SMs.
-RESIDENT_CLUSTERS: Final = {1: 132, 2: 66, 4: 30, 8: 15}
 MAX_TOKENS: Final = 256  # the N of a wgmma
 LOAD_REGISTERS: Final = 24  # of the warpgroup that loads
 _WGMMA_REGISTERS: Final = 26  # that ptxas wants beside the accumulators at the launch's count
@@ -359,7 +357,9 @@ def _share_threads(
 
 def _choose_tokens(config: WgmmaQuantizeConfig, request: WgmmaQuantizeRequest) -> int:
     """Return the rows of a cluster where all are resident at once, or the most there can be."""
-    resident = max(1, RESIDENT_CLUSTERS[config.cluster_k] // count_rank_tiles(config, request.rank))
+    resident = max(
+        1, GPU.count_resident_clusters(config.cluster_k) // count_rank_tiles(config, request.rank)
+    )
     rows = -(-request.m // resident)
     return max(8, min(-(-rows // 8) * 8, _MOST_TOKENS))
 
